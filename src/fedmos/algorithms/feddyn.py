@@ -1,0 +1,82 @@
+"""FedDyn and AdaBest: clients that remember how far their optimum pulls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientContext, Context, Gradient, Vectors
+from ..validate import check, non_negative, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDyn(Algorithm):
+    """FedDyn (Acar et al., ICLR 2021), Algorithm 1, its subproblem solved by K steps of SGD.
+
+    Client: y ← y − η (g(y) − λ_i + α (y − x));  λ_i ← λ_i − α δ_i.
+    Server: h ← h − α Σ_S p_i δ_i;  x ← x + Σ_S w_i δ_i / Σ_S w_i − h/α.
+
+    Symbols: η = `lr`, α = `alpha`; λ_i is the paper's ∇L_i(θ_i), called `lambda_i`.
+
+    Deviations:
+        The paper's 1/N is p_i here and its plain mean over the cohort a weighted one; they agree for
+        equal clients.
+    """
+
+    lr: float
+    alpha: float = 0.01
+
+    server_state = ("h",)
+    client_state = ("lambda_i",)
+    reduce = {"A": ("delta", "avg"), "P": ("delta", "p")}
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, alpha=positive)
+
+    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return y - c.lr * (grad(y) - c.own["lambda_i"] + self.alpha * (y - c.x)), s
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        delta = y - c.x
+        return {"delta": delta}, {"lambda_i": c.own["lambda_i"] - self.alpha * delta}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        h = state["h"] - self.alpha * agg["P"]
+        return x + agg["A"] - h / self.alpha, {"h": h}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaBest(Algorithm):
+    """AdaBest (Varno et al., ECCV 2022), Algorithm 1.
+
+    Client: y ← y − η (g(y) − h_i);  h_i ← h_i/(t − t_i) − μ δ_i, with t_i the round it last took part in.
+    Server: x̄ = x + Σ_S w_i δ_i;  h ← β (x̄_prev − x̄);  x ← x̄ − h.
+
+    Symbols: η = `lr`, μ = `mu`, β = `beta`; x̄ is `x_bar` and starts at x_0.
+    """
+
+    lr: float
+    mu: float = 0.1
+    beta: float = 0.85
+
+    server_state = ("h", "x_bar")
+    client_state = ("h_i",)
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, mu=non_negative, beta=non_negative)
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"x_bar": x}
+
+    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return y - c.lr * (grad(y) - c.own["h_i"]), s
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        delta = y - c.x
+        return {"delta": delta}, {"h_i": c.own["h_i"] / (c.t - c.last) - self.mu * delta}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        x_bar = x + agg["A"]
+        h = self.beta * (state["x_bar"] - x_bar)
+        return x_bar - h, {"h": h, "x_bar": x_bar}

@@ -1,0 +1,119 @@
+"""Momentum and adaptive step sizes on the server: FedAvgM, FedAdam, FedYogi, FedAdagrad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Context, Vectors
+from ..validate import below_one, check, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgM(Algorithm):
+    """FedAvgM (Hsu, Qi & Brown, 2019): heavy-ball momentum on the server.
+
+    Client: as FedAvg.  Server: m ← β m + Σ_S w_i δ_i;  x ← x + η_s m.
+
+    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`.
+    """
+
+    lr: float
+    beta: float = 0.9
+    server_lr: float = 1.0
+
+    server_state = ("m",)
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, beta=below_one, server_lr=positive)
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        m = self.beta * state["m"] + agg["A"]
+        return x + self.server_lr * m, {"m": m}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdam(Algorithm):
+    """FedAdam (Reddi et al., ICLR 2021), Algorithm 2.
+
+    Client: as FedAvg.  Server, with A = Σ_S w_i δ_i:
+        m ← β1 m + (1 − β1) A;  v ← β2 v + (1 − β2) A²;  x ← x + η_s m / (√v + τ).
+
+    Symbols: η = `lr`, η_s = `server_lr`, β1 = `beta1`, β2 = `beta2`, τ = `tau`; v starts at τ².
+    There is no bias correction, as in the paper.
+    """
+
+    lr: float
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    server_state = ("m", "v")
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive)
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"v": torch.full_like(x, self.tau**2)}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
+        v = self.beta2 * state["v"] + (1 - self.beta2) * agg["A"] ** 2
+        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedYogi(Algorithm):
+    """FedYogi (Reddi et al., ICLR 2021), Algorithm 2: FedAdam with v ← v − (1 − β2) A² sign(v − A²).
+
+    Symbols: as FedAdam.
+    """
+
+    lr: float
+    server_lr: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    server_state = ("m", "v")
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive)
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"v": torch.full_like(x, self.tau**2)}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
+        square = agg["A"] ** 2
+        v = state["v"] - (1 - self.beta2) * square * (state["v"] - square).sign()
+        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAdagrad(Algorithm):
+    """FedAdagrad (Reddi et al., ICLR 2021), Algorithm 2: FedAdam with v ← v + A², and no first moment by default.
+
+    Symbols: as FedAdam; there is no β2.
+    """
+
+    lr: float
+    server_lr: float = 0.1
+    beta1: float = 0.0
+    tau: float = 1e-3
+
+    server_state = ("m", "v")
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, server_lr=positive, beta1=below_one, tau=positive)
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"v": torch.full_like(x, self.tau**2)}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
+        v = state["v"] + agg["A"] ** 2
+        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}

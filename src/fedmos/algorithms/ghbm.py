@@ -1,0 +1,146 @@
+"""GHBM, LocalGHBM and FedHBM: generalised heavy-ball momentum over τ rounds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientContext, Context, Gradient, StateName, Vectors
+from ..validate import check, count, non_negative, one_of, positive
+
+Scale = Literal["participation", "elapsed"]
+First = Literal["zero", "shared"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GHBM(Algorithm):
+    """GHBM (Zaccone, Caldarola & Ciccone, 2023), Algorithm 1.
+
+    Client: y ← y − η g(y) + (β/(τ K_i)) (x_t − x_{t−τ}).
+    Server: x ← x + η_s Σ_S w_i δ_i, and keeps its last τ models.
+
+    Symbols: η = `lr`, β = `beta`, τ = `tau`, η_s = `server_lr`. While t < τ the momentum is zero, or
+    x_t − x_0 with `start="x0"`, which makes the recursive form of Lemma B.2 exact from the first round.
+    """
+
+    lr: float
+    beta: float = 0.9
+    tau: int = 10
+    server_lr: float = 1.0
+    start: Literal["zero", "x0"] = "zero"
+
+    down = ("x", "m")
+
+    def __post_init__(self) -> None:
+        check(self, lr=positive, beta=non_negative, tau=count, server_lr=positive, start=one_of("zero", "x0"))
+
+    @property
+    def server_state(self) -> Sequence[StateName]:
+        return (("models", self.tau),)  # row t mod τ holds x_{t−τ} until round t replaces it by x_t
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"models": x.repeat(self.tau, 1)}
+
+    def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
+        if ctx.t < self.tau and self.start == "zero":
+            return {"m": torch.zeros_like(x)}
+        return {"m": x - state["models"][ctx.t % self.tau]}
+
+    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return y - c.lr * grad(y) + self.beta / (self.tau * c.K) * c.msg["m"], s
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        models = state["models"].clone()
+        models[ctx.t % self.tau] = x
+        return x + self.server_lr * agg["A"], {"models": models}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGHBM(Algorithm):
+    """LocalGHBM (Zaccone, Caldarola & Ciccone, 2023): GHBM from the model a client received last time.
+
+    Client: y ← y − η g(y) + (β s_i/K_i) (x − r_i);  r_i ← x.
+    Server: as FedAvg.
+
+    Symbols: η = `lr`, β = `beta`. s_i = |S|/N with `scale="participation"`, which is 1/τ for τ = 1/C as in
+    the authors' code, and 1/(t − t_i) with `"elapsed"`, the adaptive τ_i of the text. A client that
+    takes part for the first time has no momentum (`first="zero"`), or x_0 for r_i (`"shared"`: everyone
+    knows x_0, so nothing more is sent).
+    """
+
+    lr: float
+    beta: float = 0.9
+    scale: Scale = "participation"
+    first: First = "zero"
+
+    client_state = ("r_i",)
+
+    def __post_init__(self) -> None:
+        _check_local(self)
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"r_i": x}
+
+    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        factor = self.beta * _scale(self.scale, self.first, c) / c.K
+        return y - c.lr * grad(y) + factor * (c.x - c.own["r_i"]), s
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        return {"delta": y - c.x}, {"r_i": c.x}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedHBM(Algorithm):
+    """FedHBM (Zaccone, Caldarola & Ciccone, 2023): GHBM from a client's own last model, at FedAvg's cost.
+
+    Client: y ← y − η g(y) + (β s_i/K_i) (y − r_i), with y before the step on the right;  r_i ← the final y.
+    Server: as FedAvg.
+
+    Symbols: as LocalGHBM. With every client in every round s_i is 1, and β = 1 diverges.
+    """
+
+    lr: float
+    beta: float = 1.0
+    scale: Scale = "participation"
+    first: First = "zero"
+
+    client_state = ("r_i",)
+
+    def __post_init__(self) -> None:
+        _check_local(self)
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"r_i": x}
+
+    def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
+        if self.beta >= 1 and c.S == c.N:
+            warnings.warn("FedHBM with beta ≥ 1 and every client in every round diverges; use beta < 1", stacklevel=2)
+        return {}
+
+    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        factor = self.beta * _scale(self.scale, self.first, c) / c.K
+        return y - c.lr * grad(y) + factor * (y - c.own["r_i"]), s
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        return {"delta": y - c.x}, {"r_i": y}
+
+
+def _check_local(algorithm: LocalGHBM | FedHBM) -> None:
+    check(
+        algorithm,
+        lr=positive,
+        beta=non_negative,
+        scale=one_of("participation", "elapsed"),
+        first=one_of("zero", "shared"),
+    )
+
+
+def _scale(scale: Scale, first: First, c: ClientContext) -> Tensor:
+    """s_i, zero for a client without a past unless x_0 stands in for it."""
+    s_i = torch.full_like(c.last, c.S / c.N) if scale == "participation" else 1 / (c.t - c.last)
+    return s_i if first == "shared" else torch.where(c.last < 0, 0, s_i)

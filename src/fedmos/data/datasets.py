@@ -1,0 +1,108 @@
+"""Data sets: arrays in memory, ready to be partitioned."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..rng import Purpose, generator
+from ..validate import count, integer, require, suggest
+from .federated import FederatedData, Normalize, importance_of, offsets_of
+from .partition import Partition
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test samples. Images are (n, channels, height, width), uint8 until they are used."""
+
+    name: str
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+    normalize: Normalize | None = None
+
+    @property
+    def classes(self) -> int:
+        return int(self.y_train.max()) + 1
+
+    def partition(self, scheme: Partition, clients: int, seed: int = 0) -> FederatedData:
+        """Divide the training samples among `clients` clients; the test samples stay with the server."""
+        require("partition", "clients", clients, count)
+        require("partition", "seed", seed, integer)
+        parts = scheme.split(self.y_train, clients, seed)
+        sizes = torch.tensor([len(part) for part in parts])
+        return FederatedData(
+            x=torch.from_numpy(self.x_train),
+            y=torch.from_numpy(self.y_train),
+            index=torch.from_numpy(np.concatenate(parts)),
+            offsets=offsets_of(sizes),
+            importance=importance_of(sizes),
+            test=(torch.from_numpy(self.x_test), torch.from_numpy(self.y_test)),
+            normalize=self.normalize,
+        )
+
+
+_NORMALIZE = {
+    "mnist": Normalize(mean=0.1307, std=0.3081),
+    "fmnist": Normalize(mean=0.2860, std=0.3530),
+    "cifar10": Normalize(mean=0.5, std=0.5),
+}
+
+
+def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
+    """A data set by name: "digits" (comes with scikit-learn), "mnist", "fmnist" or "cifar10".
+
+    The last three are read from NAME.npz with x_train, y_train, x_test and y_test, in `root`,
+    `$FEDMOS_DATA` or ~/.cache/fedmos.
+    """
+    if name not in names():
+        raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
+    return _BUILT_IN[name]() if name in _BUILT_IN else _from_npz(name, root)
+
+
+def names() -> list[str]:
+    return [*_BUILT_IN, *_NORMALIZE]
+
+
+def _digits() -> Dataset:
+    """1,797 handwritten digits of 8×8 pixels; one in five, drawn with a fixed seed, is for testing."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = x.astype(np.uint8).reshape(-1, 1, 8, 8)
+    order = generator(0, Purpose.SPLIT).permutation(len(y))
+    test, train = order[: len(y) // 5], order[len(y) // 5 :]
+    return Dataset("digits", x[train], y[train], x[test], y[test], Normalize(mean=0.3053, std=0.3763, scale=16.0))
+
+
+_BUILT_IN: dict[str, Callable[[], Dataset]] = {"digits": _digits}
+
+
+def _from_npz(name: str, root: str | os.PathLike[str] | None) -> Dataset:
+    folder = Path(root or os.environ.get("FEDMOS_DATA") or Path.home() / ".cache" / "fedmos")
+    path = folder / f"{name}.npz"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"Cannot load {name!r} because {path} does not exist; put NAME.npz with x_train, y_train, x_test and "
+            "y_test there, or name its folder in 'root' or $FEDMOS_DATA"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            x_train, y_train, x_test, y_test = (file[key] for key in ("x_train", "y_train", "x_test", "y_test"))
+    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"Cannot load {path} because it is not a sound data set: {error}") from error
+    return Dataset(
+        name, _images(x_train), y_train.astype(np.int64), _images(x_test), y_test.astype(np.int64), _NORMALIZE[name]
+    )
+
+
+def _images(x: np.ndarray) -> np.ndarray:
+    """(n, height, width[, channels]) as (n, channels, height, width)."""
+    return np.ascontiguousarray(x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1))

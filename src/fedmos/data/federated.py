@@ -1,0 +1,144 @@
+"""A federation's data: one contiguous store, and for each client a slice of an index into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Arrays = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """(x / scale − mean) / std, per channel (axis 1) where mean and std are sequences; applied on use."""
+
+    mean: float | tuple[float, ...]
+    std: float | tuple[float, ...]
+    scale: float = 255.0
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        def column(v: float | tuple[float, ...]) -> Tensor:
+            t = torch.tensor(v, dtype=dtype, device=x.device)
+            return t.view(-1, *[1] * (x.ndim - 2)) if t.ndim else t
+
+        return (x.to(dtype) / self.scale - column(self.mean)) / column(self.std)
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Who holds which samples. Make one with `from_arrays`, or by partitioning a `Dataset`."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor | None
+    """Positions in the store, client after client; None means the store is in that order already."""
+    offsets: Tensor
+    """Client i holds entries offsets[i] … offsets[i+1]−1 of the index."""
+    importance: Tensor
+    """p_i, float64, sums to one."""
+    test: Arrays | None = None
+    normalize: Normalize | None = None
+
+    @classmethod
+    def from_arrays(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        test: tuple[Any, Any] | None = None,
+        importance: Any = None,
+    ) -> FederatedData:
+        """A federation from one (x_i, y_i) pair of array-likes per client.
+
+        `test` is another such pair; `importance` one number ≥ 0 per client (default: its share of the
+        samples), scaled to sum to one. Arrays keep their dtype; floating ones are cast to the run's
+        dtype on use.
+        """
+        if len(clients) == 0:
+            raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
+        pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+        tested = None if test is None else _pair(test, "the test set")
+        for i, (x, y) in [*enumerate(pairs), *([] if tested is None else [("test", tested)])]:
+            for name, a, b in (("x", x, pairs[0][0]), ("y", y, pairs[0][1])):
+                if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                    who = "the test set" if i == "test" else f"client {i}"
+                    raise ValueError(
+                        f"FederatedData: {name} of {who} must be like client 0's, {b.dtype} of shape (n, {_dims(b)}), "
+                        f"got {a.dtype} of shape (n, {_dims(a)})"
+                    )
+        sizes = torch.tensor([len(x) for x, _ in pairs])
+        return cls(
+            x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),
+            y=torch.from_numpy(np.concatenate([y for _, y in pairs])),
+            index=None,
+            offsets=offsets_of(sizes),
+            importance=importance_of(sizes, importance),
+            test=None if tested is None else (torch.from_numpy(tested[0]), torch.from_numpy(tested[1])),
+        )
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """n_i."""
+        return self.offsets.diff()
+
+    def client(self, i: int) -> Arrays:
+        """The samples of client i, as stored."""
+        if not 0 <= i < len(self):
+            raise IndexError(f"FederatedData: client must be in 0 … {len(self) - 1}, got {i}")
+        span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
+        where: Any = span if self.index is None else self.index[span]
+        return self.x[where], self.y[where]
+
+
+def offsets_of(sizes: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
+def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
+    """p, float64: given numbers scaled to sum to one (untouched if they do), or each client's share of the samples."""
+    if importance is None:
+        return sizes.to(torch.float64) / int(sizes.sum())
+    p = torch.as_tensor(np.asarray(importance, dtype=np.float64)).clone()
+    if p.shape != sizes.shape:
+        raise ValueError(f"FederatedData: 'importance' must hold {len(sizes)} numbers, got shape {tuple(p.shape)}")
+    if not bool(((p >= 0) & p.isfinite()).all()) or float(p.sum()) <= 0:
+        raise ValueError("FederatedData: 'importance' must be numbers ≥ 0, not all zero")
+    total = float(p.sum())
+    return p if abs(total - 1) < 1e-12 else p / total
+
+
+def _pair(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ValueError(f"FederatedData: {who} must be a pair (x, y), got {type(pair).__name__}")
+    x, y = _array(pair[0], "x", who), _array(pair[1], "y", who)
+    if len(x) != len(y):
+        raise ValueError(f"FederatedData: x and y of {who} must be equally long, got {len(x)} and {len(y)}")
+    if len(x) == 0:
+        raise ValueError(f"FederatedData: {who} must have at least one sample, got none")
+    return x, y
+
+
+def _array(value: Any, name: str, who: str) -> np.ndarray:
+    try:
+        a = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    except ValueError as error:
+        raise ValueError(f"FederatedData: {name} of {who} must be an array of numbers: {error}") from None
+    if a.ndim == 0 or a.dtype.kind not in "biuf":
+        raise ValueError(
+            f"FederatedData: {name} of {who} must be an array of numbers, got {a.dtype} of shape {a.shape}"
+        )
+    if a.dtype.kind == "f" and not np.isfinite(a).all():
+        raise ValueError(f"FederatedData: {name} of {who} must be finite, got NaN or infinity")
+    if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # torch computes with int64 and uint8 only
+        a = a.astype(np.int64)
+    return np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="), copy=False))
+
+
+def _dims(a: np.ndarray) -> str:
+    return ", ".join(map(str, a.shape[1:]))

@@ -1,0 +1,30 @@
+"""Local work: what happens between a client's receiving x and its sending an update."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientContext, Vectors
+from .gradients import LocalGradient
+
+
+def local_work(algorithm: Algorithm, c: ClientContext, grad: LocalGradient) -> tuple[Vectors, Vectors]:
+    """Uploads and new state of one client, (D,), or of a chunk of clients, (M, D)."""
+    y = grad.start(c.x)
+    s = algorithm.begin(y, c, grad)
+    for k in range(int(grad.batches.K.max())):
+        grad.k = k
+        y_next, s_next = algorithm.step(y, s, c, grad, k)
+        active = grad.active(k)
+        if bool(active.all()):
+            y, s = y_next, s_next
+        else:
+            y, s = _where(active, y_next, y), {n: _where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
+    grad.k = None
+    return algorithm.finish(y, s, c, grad)
+
+
+def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Clients that have done their K_i steps stay as they are."""
+    return torch.where(active.to(new.device)[:, None], new, old)

@@ -1,0 +1,45 @@
+"""The reference engine: one client after another, with vectors of shape (D,)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .gradients import LocalGradient
+
+_SAMPLES_AT_ONCE = 4096
+
+
+class Loop(LocalGradient):
+    """Plain autograd on one client's samples."""
+
+    name = "loop"
+
+    def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        n = int(batch.size[0])
+        loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)
+        for inputs, targets, keys, columns in self.parts(batch, _SAMPLES_AT_ONCE):
+            with torch.enable_grad():
+                y_leaf = y.detach().requires_grad_()
+                outputs = self.task.model(y_leaf, inputs[0], None if keys is None else keys[0])
+                mean = self.task.loss.mean(outputs, targets[0])
+            (g,) = torch.autograd.grad(mean, y_leaf)
+            share = (columns.stop - columns.start) / n
+            loss, gradient = loss + share * mean.detach(), gradient + share * g
+        return loss[None], gradient
+
+    @staticmethod
+    def chunks(ids: Tensor) -> tuple[Tensor, ...]:
+        return tuple(ids.split(1))
+
+    def start(self, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def rows(v: Tensor) -> Tensor:
+        return v[0]
+
+    @staticmethod
+    def unrows(v: Tensor, M: int) -> Tensor:
+        return v[None]

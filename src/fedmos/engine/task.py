@@ -1,0 +1,59 @@
+"""What stays fixed while a run trains: model, data, loss, and how local work is cut into steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..data.federated import FederatedData
+from ..losses import Loss
+from ..params import FlatModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    model: FlatModel
+    data: FederatedData
+    loss: Loss
+    seed: int
+    local_steps: int | None
+    local_epochs: int | None
+    batch_size: int | None
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def steps(self, n: Tensor) -> Tensor:
+        """K_i of clients with n samples."""
+        if self.local_steps is not None:
+            return torch.full_like(n, self.local_steps)
+        assert self.local_epochs is not None
+        per_epoch = torch.ones_like(n) if self.batch_size is None else -(n // -self.batch_size)
+        return self.local_epochs * per_epoch
+
+    def samples(self, entries: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets at entries (any shape) of the federation's index, ready for the model."""
+        where = entries if self.data.index is None else self.data.index[entries]
+        return self.inputs(self.data.x[where]), self.targets(self.data.y[where])
+
+    def inputs(self, x: Tensor) -> Tensor:
+        if self.data.normalize is not None:
+            # The channel axis is counted from the batch axis, so fold leading axes into one.
+            flat = x.reshape(-1, *self.data.x.shape[1:])
+            return self.data.normalize(flat, self.model.dtype).view(x.shape)
+        return x.to(self.model.dtype) if x.is_floating_point() else x
+
+    def targets(self, y: Tensor) -> Tensor:
+        return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
+
+
+def on_device(data: FederatedData, device: torch.device) -> FederatedData:
+    """The same federation with its samples on `device` (sizes and importances stay on the CPU)."""
+    return replace(
+        data,
+        x=data.x.to(device),
+        y=data.y.to(device),
+        index=None if data.index is None else data.index.to(device),
+        test=None if data.test is None else (data.test[0].to(device), data.test[1].to(device)),
+    )

@@ -1,0 +1,75 @@
+"""What a run recorded, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .metrics import is_loss
+from .validate import suggest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One round. Metrics are None in rounds that were not evaluated, and where they do not exist."""
+
+    round: int
+    """From 1."""
+    cohort: list[int]
+    """Distinct clients, ascending."""
+    weights: list[float]
+    """The summed weight of each."""
+    bytes_down: int
+    bytes_up: int
+    seconds: float
+    """Time spent on the round, evaluation apart."""
+    train_loss: float | None = None
+    train_accuracy: float | None = None
+    test_loss: float | None = None
+    accuracy: float | None = None
+
+
+METRICS = ("train_loss", "train_accuracy", "test_loss", "accuracy")
+
+
+class History:
+    """The records of a run, in order."""
+
+    def __init__(self, records: list[Record] | None = None) -> None:
+        self._records = records or []
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, i: int) -> Record:
+        return self._records[i]
+
+    def append(self, record: Record) -> None:
+        self._records.append(record)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """One list per column."""
+        return {f.name: [getattr(record, f.name) for record in self] for f in fields(Record)}
+
+    def to_records(self) -> list[dict[str, Any]]:
+        return [asdict(record) for record in self]
+
+    def first(self, metric: str, target: float) -> Record | None:
+        """The first record whose metric reached the target; losses count downwards."""
+        if metric not in METRICS:
+            raise ValueError(f"'metric' must be one of {', '.join(METRICS)}, got {metric!r}{suggest(metric, METRICS)}")
+        return next((r for r in self if reached(metric, getattr(r, metric), target)), None)
+
+    def bytes_until(self, record: Record) -> int:
+        """Bytes down and up of all rounds up to and with this one."""
+        return sum(r.bytes_down + r.bytes_up for r in self._records[: record.round])
+
+
+def reached(metric: str, value: float | None, target: float) -> bool:
+    if value is None:
+        return False
+    return value <= target if is_loss(metric) else value >= target

@@ -1,0 +1,52 @@
+"""Losses: means over a batch of one term per sample, and the terms themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+
+from .validate import suggest
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+_NAMED: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": F.cross_entropy,
+    "mse": F.mse_loss,
+    "bce": F.binary_cross_entropy_with_logits,
+}
+
+
+class Loss:
+    """A loss by name or as a callable (outputs, targets) → mean over the batch."""
+
+    def __init__(self, loss: str | LossFunction) -> None:
+        if isinstance(loss, str) and loss not in _NAMED:
+            raise ValueError(
+                f"run: 'loss' must be a callable or one of {', '.join(_NAMED)}, got {loss!r}{suggest(loss, _NAMED)}"
+            )
+        if not isinstance(loss, str) and not callable(loss):
+            raise ValueError(f"run: 'loss' must be a callable or one of {', '.join(_NAMED)}, got {loss!r}")
+        self.name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        self._named = _NAMED[loss] if isinstance(loss, str) else None
+        self._mean: LossFunction = _NAMED[loss] if isinstance(loss, str) else loss
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self._mean(outputs, targets)
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One number per sample, whose mean is the loss."""
+        if self._named is not None:
+            terms = self._named(outputs, targets, reduction="none")
+            return terms.flatten(1).mean(1) if terms.ndim > 1 else terms
+        return vmap(lambda o, t: self._mean(o[None], t[None]))(outputs, targets)
+
+    def each_or_loop(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """`each`, also for a callable that cannot be vectorised."""
+        try:
+            return self.each(outputs, targets)
+        except RuntimeError:
+            return torch.stack([self._mean(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])

@@ -1,0 +1,80 @@
+"""Evaluation of a model on everyone's training data and on the test set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from .engine.task import Task
+
+_SAMPLES_AT_ONCE = 1024
+
+Metrics = dict[str, float]
+
+
+def is_loss(metric: str) -> bool:
+    """Whether smaller is better."""
+    return metric.endswith("loss")
+
+
+class Evaluator:
+    """Losses and accuracies of a task at given parameters, in evaluation mode.
+
+    train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class
+    numbers and outputs have a score per class.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        data = task.data
+        self._weight = (data.importance / data.sizes).repeat_interleave(data.sizes).to(task.model.device)
+
+    def __call__(self, x: Tensor) -> Metrics:
+        task = self._task
+        module = task.model.module
+        was_training = module.training
+        module.eval()
+        try:
+            entries = torch.arange(len(self._weight), device=x.device)
+            train = self._sums(x, (task.samples(part) for part in entries.split(_SAMPLES_AT_ONCE)), self._weight)
+            metrics = {f"train_{name}": value for name, value in train.items()}
+            if task.data.test is not None:
+                inputs, targets = task.data.test
+                parts = zip(inputs.split(_SAMPLES_AT_ONCE), targets.split(_SAMPLES_AT_ONCE), strict=True)
+                weight = torch.full((len(targets),), 1 / len(targets), dtype=torch.float64, device=x.device)
+                test = self._sums(x, ((task.inputs(i), task.targets(t)) for i, t in parts), weight)
+                metrics["test_loss"] = test["loss"]
+                if "accuracy" in test:
+                    metrics["accuracy"] = test["accuracy"]
+            return metrics
+        finally:
+            module.train(was_training)
+
+    def _sums(self, x: Tensor, parts: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> Metrics:
+        """Weighted sums of loss and hits over batches of (inputs, targets)."""
+        loss = torch.zeros((), dtype=torch.float64, device=x.device)
+        hits: Tensor | None = torch.zeros_like(loss)
+        start = 0
+        for inputs, targets in parts:
+            w = weight[start : start + len(targets)]
+            start += len(targets)
+            outputs = self._task.model(x, inputs)
+            loss += (w * self._task.loss.each_or_loop(outputs, targets).to(torch.float64)).sum()
+            if hits is None or not has_classes(outputs, targets):
+                hits = None
+            else:
+                right = (outputs.argmax(1) == targets).to(torch.float64)
+                hits += (w * (right.flatten(1).mean(1) if right.ndim > 1 else right)).sum()
+        return {"loss": float(loss)} | ({} if hits is None else {"accuracy": float(hits)})
+
+
+def has_classes(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether outputs are scores of classes and targets class numbers."""
+    return (
+        not targets.is_floating_point()
+        and outputs.ndim == targets.ndim + 1
+        and outputs.shape[1] > 1
+        and outputs.shape[2:] == targets.shape[1:]
+    )

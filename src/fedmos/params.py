@@ -1,0 +1,82 @@
+"""A module seen as a function of one flat vector of parameters."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .dropout import replace_dropout
+from .rng import fold
+
+_BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
+
+
+class FlatModel:
+    """A private copy of a module whose trainable parameters are handed in as a vector of `size` numbers.
+
+    The order is that of `named_parameters()`. Buffers and frozen parameters stay with the copy:
+    they are neither trained nor sent.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        _refuse_batch_norm(model)
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ValueError("Cannot train the model because it has no trainable parameters")
+        self._original = model
+        self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
+        self._keys = replace_dropout(self.module)
+        self._names = [name for name, _ in trainable]
+        self._shapes = [p.shape for _, p in trainable]
+        self._sizes = [p.numel() for _, p in trainable]
+        self.size = sum(self._sizes)
+        self.device, self.dtype = device, dtype
+
+    @property
+    def has_dropout(self) -> bool:
+        return bool(self._keys)
+
+    def initial(self) -> Tensor:
+        """The parameters the module came with."""
+        parameters = dict(self.module.named_parameters())
+        return torch.cat([parameters[name].detach().reshape(-1) for name in self._names])
+
+    def __call__(self, y: Tensor, inputs: Tensor, keys: Tensor | None = None) -> Tensor:
+        """The module's output with parameters y; `keys`, one per sample, seed its dropout."""
+        parts = y.split(self._sizes)
+        values = {n: v.view(s) for n, v, s in zip(self._names, parts, self._shapes, strict=True)}
+        if keys is not None:
+            values |= {name: fold(keys, layer) for layer, name in enumerate(self._keys)}
+        output: Tensor = functional_call(self.module, values, (inputs,))
+        return output
+
+    def module_with(self, y: Tensor) -> nn.Module:
+        """A copy of the caller's module, on the CPU, holding the parameters y."""
+        module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
+        load_flat(module, y)
+        return module
+
+
+def load_flat(module: nn.Module, y: Tensor) -> None:
+    """Write the vector y into the trainable parameters of `module`."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    if sum(p.numel() for p in trainable) != y.numel():
+        raise ValueError(
+            f"Cannot load {y.numel()} parameters because the model has {sum(p.numel() for p in trainable)}; "
+            "use the model of the run"
+        )
+    with torch.no_grad():
+        for p, v in zip(trainable, y.split([p.numel() for p in trainable]), strict=True):
+            p.copy_(v.view(p.shape))
+
+
+def _refuse_batch_norm(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, _BATCH_NORM):
+            raise ValueError(
+                f"Cannot train a model with BatchNorm ('{name}') because its running statistics mix clients' data; "
+                "use GroupNorm, or convert the model with fm.models.convert_batchnorm(model)"
+            )

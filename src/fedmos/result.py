@@ -1,0 +1,118 @@
+"""What a run returns."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from .algorithm import Vectors
+from .history import History, Record
+from .params import load_flat
+
+FORMAT = 1
+
+
+@dataclass(eq=False, kw_only=True)
+class Result:
+    """Model, state and history of a run, finished or interrupted."""
+
+    params: Tensor
+    """The final model as a flat CPU tensor, in the order of `model.named_parameters()`."""
+    history: History
+    server_state: Vectors
+    clients: dict[int, Vectors] = field(repr=False)
+    """The state of every client that keeps any."""
+    last: Tensor = field(repr=False)
+    """The round, from 0, in which each client last took part; −1 for never."""
+    info: dict[str, Any]
+    """What ran, in words and numbers: algorithm, selection, engine, dtype, …"""
+    interrupted: bool = False
+    """Whether the run was stopped from outside before its last round."""
+    _model: nn.Module | None = field(default=None, repr=False)
+
+    @property
+    def model(self) -> nn.Module:
+        """The caller's module with the final parameters."""
+        if self._model is None:
+            raise ValueError("Cannot give the model because only its numbers were saved; use Result.load(path, model)")
+        return self._model
+
+    def client_state(self, i: int) -> Vectors:
+        """What client i keeps; empty if the algorithm keeps nothing or the client never took part."""
+        return self.clients.get(i, {})
+
+    def rounds_to(self, metric: str, target: float) -> int | None:
+        """The first round, from 1, whose metric reached the target; None if none did."""
+        record = self.history.first(metric, target)
+        return None if record is None else record.round
+
+    def bytes_to(self, metric: str, target: float) -> int | None:
+        """Bytes sent, down and up, until then; None if never."""
+        record = self.history.first(metric, target)
+        return None if record is None else self.history.bytes_until(record)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result into a new folder, or over an earlier result; readers never see half of it."""
+        path = Path(path)
+        if path.exists() and not (path / "result.json").exists():
+            raise FileExistsError(f"Cannot save the result in {path} because it holds something else; use a new folder")
+        tensors = {"params": self.params, "last": self.last}
+        tensors |= {f"server.{name}": v for name, v in self.server_state.items()}
+        tensors |= {f"client.{i}.{name}": v for i, own in self.clients.items() for name, v in own.items()}
+        tensors = {name: v.contiguous().clone() for name, v in tensors.items()}  # safetensors shares no memory
+        meta = {"format": FORMAT, "info": self.info, "interrupted": self.interrupted}
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        safetensors.torch.save_file(tensors, temporary / "tensors.safetensors")
+        (temporary / "result.json").write_text(json.dumps(meta | {"history": self.history.to_records()}))
+        shutil.rmtree(path, ignore_errors=True)
+        temporary.rename(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Result:
+        """Read a saved result; with `model`, a module of the run's shape, its `model` is available too."""
+        path = Path(path)
+        try:
+            meta = json.loads((path / "result.json").read_text())
+            tensors = safetensors.torch.load_file(path / "tensors.safetensors")
+            history = History([Record(**record) for record in meta["history"]])
+            params, last = tensors.pop("params"), tensors.pop("last")
+        except FileNotFoundError:
+            raise FileNotFoundError(f"Cannot load a result from {path} because there is none") from None
+        except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise ValueError(f"Cannot load a result from {path} because its files are damaged: {error}") from error
+        server: Vectors = {}
+        clients: dict[int, Vectors] = {}
+        for key, value in tensors.items():
+            kind, _, rest = key.partition(".")
+            if kind == "server":
+                server[rest] = value
+            else:
+                i, _, name = rest.partition(".")
+                clients.setdefault(int(i), {})[name] = value
+        return cls(
+            params=params,
+            history=history,
+            server_state=server,
+            clients=clients,
+            last=last,
+            info=meta["info"],
+            interrupted=meta["interrupted"],
+            _model=None if model is None else _filled(model, params),
+        )
+
+
+def _filled(model: nn.Module, params: Tensor) -> nn.Module:
+    model = copy.deepcopy(model).to(device=torch.device("cpu"), dtype=params.dtype)
+    load_flat(model, params)
+    return model

@@ -1,0 +1,104 @@
+"""Counter-based randomness: every random number is a hash of where it is used.
+
+There is no generator to advance, save or share. A *stream* is a 64-bit key made from
+(seed, round, client, purpose); number j of a stream is a hash of the key and j. So the same
+numbers appear in every process, in any order of clients, on CPU and GPU alike, and a resumed
+run needs to remember nothing but its round.
+
+The hash is the output function of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014), written in
+int64 tensor operations, which wrap around on overflow as unsigned arithmetic does.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a stream is for. The numbers are part of every result: never renumber them."""
+
+    BATCH = 1
+    FIRST_BATCH = 2
+    DROPOUT = 3
+    AUGMENT = 4
+    SELECT = 5
+    AVAILABILITY = 6
+    PARTITION = 7
+    SPLIT = 8
+    PROBE = 9
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits as `value`."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    """Logical right shift (int64's own `>>` repeats the sign bit)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def fold(key: Tensor, data: Tensor | int) -> Tensor:
+    """A new key (int64, broadcast over both) from a key and a number."""
+    z = key + _GAMMA * (data + 1) if isinstance(data, Tensor) else key + _signed(_GAMMA * (data + 1))
+    z = (z ^ _shift(z, 30)) * _MIX_1
+    z = (z ^ _shift(z, 27)) * _MIX_2
+    return z ^ _shift(z, 31)
+
+
+def stream(seed: int, round: int, client: Tensor | int, purpose: Purpose, device: torch.device | str = "cpu") -> Tensor:
+    """The key of one stream, or of one per entry of `client`."""
+    key = fold(torch.tensor(_signed(seed), dtype=torch.int64, device=device), int(purpose))
+    key = fold(key, round)
+    return fold(key, client.to(device) if isinstance(client, Tensor) else client)
+
+
+def uniform(key: Tensor) -> Tensor:
+    """float64 numbers in [0, 1), one per key."""
+    return _shift(key, 11).to(torch.float64) * 2.0**-53
+
+
+def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
+    """Uniform numbers `start` … `start + count − 1` of a stream; a last axis is added to `key`'s shape."""
+    return uniform(fold(key.unsqueeze(-1), torch.arange(start, start + count, device=key.device)))
+
+
+def permute(key: Tensor, size: Tensor, width: int) -> Tensor:
+    """For every key a random order of 0 … size−1, filled up to `width` columns with what sorts last.
+
+    `size` broadcasts against `key`; only the first `size` entries of a row mean anything.
+    """
+    position = torch.arange(width, device=key.device)
+    rank = _shift(fold(key.unsqueeze(-1), position), 1)
+    rank = torch.where(position < size.unsqueeze(-1), rank, torch.iinfo(torch.int64).max)
+    return rank.argsort(dim=-1, stable=True)
+
+
+def choose(key: Tensor, n: int, m: int) -> Tensor:
+    """m distinct numbers of 0 … n−1, every subset and order equally likely, in O(m) unless m is a large share of n."""
+    if 4 * m >= n:
+        return permute(key, torch.tensor(n), n)[:m]
+    # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
+    count = 2 * m + 16
+    while True:
+        values = (draws(key, count) * n).to(torch.int64)
+        _, inverse = values.unique(return_inverse=True)
+        first = torch.full((int(inverse.max()) + 1,), count).scatter_reduce(0, inverse, torch.arange(count), "amin")
+        if len(first) >= m:
+            return values[first.sort().values[:m]]
+        count *= 2
+
+
+def generator(seed: int, purpose: Purpose) -> np.random.Generator:
+    """A numpy generator of its own for set-up work such as partitions (never for anything inside a round)."""
+    key = int(stream(seed, 0, 0, purpose))
+    return np.random.Generator(np.random.Philox(key=key % 2**64))

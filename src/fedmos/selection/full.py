@@ -1,0 +1,59 @@
+"""Everyone, or whoever a script says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..validate import integer, non_negative
+from .selector import Selector, View, proportional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Full(Selector):
+    """Every client in every round, with weight p_i."""
+
+    def select(self, view: View) -> tuple[Tensor, Tensor]:
+        return torch.arange(view.N), view.p
+
+
+@dataclass(frozen=True)
+class FixedCohorts(Selector):
+    """A scripted list of cohorts, one per round, starting over at its end; for tests and replays.
+
+    Weights are p_i/Σ_S p unless given, in lists of the same shape.
+    """
+
+    cohorts: Sequence[Sequence[int]]
+    weights: Sequence[Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.cohorts or not all(len(cohort) for cohort in self.cohorts):
+            raise ValueError("FixedCohorts: 'cohorts' must be a list of cohorts, each with at least one client")
+        for i in (i for cohort in self.cohorts for i in cohort):
+            if not integer.test(i) or i < 0:
+                raise ValueError(f"FixedCohorts: 'cohorts' must hold client numbers ≥ 0, got {i!r}")
+        object.__setattr__(self, "cohorts", tuple(tuple(int(i) for i in cohort) for cohort in self.cohorts))
+        if self.weights is None:
+            return
+        if [len(w) for w in self.weights] != [len(cohort) for cohort in self.cohorts]:
+            raise ValueError("FixedCohorts: 'weights' must hold one number for each client of 'cohorts'")
+        for w in (w for weights in self.weights for w in weights):
+            if not non_negative.test(w):
+                raise ValueError(f"FixedCohorts: 'weights' must be ≥ 0, got {w!r}")
+        object.__setattr__(self, "weights", tuple(tuple(float(w) for w in weights) for weights in self.weights))
+
+    def validate(self, N: int) -> None:
+        highest = max(i for cohort in self.cohorts for i in cohort)
+        if highest >= N:
+            raise ValueError(f"FixedCohorts: 'cohorts' must hold client numbers < {N}, got {highest}")
+
+    def select(self, view: View) -> tuple[Tensor, Tensor]:
+        turn = view.round % len(self.cohorts)
+        if self.weights is not None:
+            return torch.tensor(self.cohorts[turn]), torch.tensor(self.weights[turn], dtype=torch.float64)
+        ids = torch.tensor(self.cohorts[turn]).unique()
+        return ids, proportional(view.p, ids)
