@@ -7,6 +7,7 @@ from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .callbacks import Callback
+from .catalogue import algorithms, selectors
 from .data import FederatedData, Normalize, datasets, partition
 from .engine.rounds import DivergenceError
 from .history import History, Record
@@ -15,17 +16,6 @@ from .selection import *  # noqa: F403
 from .selection import __all__ as _selectors
 from .selection.selector import Selector, View
 from .simulation import run
-
-
-def algorithms() -> dict[str, type[Algorithm]]:
-    """Every algorithm by name."""
-    return {name: globals()[name] for name in sorted(_algorithms)}
-
-
-def selectors() -> dict[str, type[Selector]]:
-    """Every selector by name."""
-    return {name: globals()[name] for name in sorted(_selectors)}
-
 
 __all__ = [
     *_algorithms,

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ class Result:
     """The final model as a flat CPU tensor, in the order of `model.named_parameters()`."""
     history: History
     server_state: Vectors
-    clients: dict[int, Vectors] = field(repr=False)
-    """The state of every client that keeps any."""
+    clients: Mapping[int, Vectors] = field(repr=False)
+    """The state of every client that keeps any; large ones are read from disk as they are asked for."""
     last: Tensor = field(repr=False)
     """The round, from 0, in which each client last took part; −1 for never."""
     info: dict[str, Any]
@@ -61,7 +62,7 @@ class Result:
         return None if record is None else self.history.bytes_until(record)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result into a new folder, or over an earlier result; readers never see half of it."""
+        """Write the result into a new folder, or over an earlier one; readers never see half of it."""
         path = Path(path)
         if path.exists() and not (path / "result.json").exists():
             raise FileExistsError(f"Cannot save the result in {path} because it holds something else; use a new folder")
@@ -75,8 +76,11 @@ class Result:
         temporary.mkdir(parents=True)
         safetensors.torch.save_file(tensors, temporary / "tensors.safetensors")
         (temporary / "result.json").write_text(json.dumps(meta | {"history": self.history.to_records()}))
-        shutil.rmtree(path, ignore_errors=True)
+        old = path.with_name(f".{path.name}.{os.getpid()}.old")
+        if path.exists():
+            path.rename(old)
         temporary.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Result:

@@ -113,6 +113,7 @@ def run(
         engine=choose_engine(engine, task),
         lr_decay=lr_decay,
         on_bad_update=on_bad_update,
+        scratch=None if out is None else Path(out).absolute().parent,
     )
     target = _check_target(target, simulation)
     info = {
@@ -167,7 +168,7 @@ def run(
         error.result = result(interrupted=True)
         raise
     final = result(interrupted)
-    if out is not None:
+    if out is not None and (simulation.t > first or earlier is None):
         final.save(out)
     for watcher in watchers:
         watcher.on_end(final)

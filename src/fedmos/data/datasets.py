@@ -94,7 +94,7 @@ def _from_npz(name: str, root: str | os.PathLike[str] | None) -> Dataset:
             "y_test there, or name its folder in 'root' or $FEDMOS_DATA"
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             x_train, y_train, x_test, y_test = (file[key] for key in ("x_train", "y_train", "x_test", "y_test"))
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"Cannot load {path} because it is not a sound data set: {error}") from error

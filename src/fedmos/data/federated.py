@@ -29,7 +29,7 @@ class Normalize:
         return (x.to(dtype) / self.scale - column(self.mean)) / column(self.std)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
     """Who holds which samples. Make one with `from_arrays`, or by partitioning a `Dataset`."""
 
@@ -81,6 +81,9 @@ class FederatedData:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"FederatedData({len(self)} clients, {int(self.offsets[-1])} samples)"
 
     @property
     def sizes(self) -> Tensor:

@@ -91,14 +91,17 @@ class ByClass:
         sizes = rng.integers(low, high + 1, clients)
         left = supply.copy()
         for i, n in enumerate(sizes):
-            parts = _compose(rng, int(n), self.classes, self.share)
-            fits = np.flatnonzero(left >= parts.max())
-            if len(fits) < self.classes:
+            # Late clients find some classes nearly used up; where a random division does not fit, an even one may.
+            for share in dict.fromkeys((self.share, "even")):
+                parts = _compose(rng, int(n), self.classes, share)
+                chosen = _choose_classes(rng, left, parts)
+                if chosen is not None:
+                    break
+            else:
                 raise ValueError(
                     f"Cannot give client {i} of {clients} {n} samples of {self.classes} classes because only "
                     f"{left.sum()} of {supply.sum()} samples are left; use fewer clients or a smaller 'size'"
                 )
-            chosen = rng.choice(fits, self.classes, replace=False, p=left[fits] / left[fits].sum())
             wants[i, chosen] = parts
             left[chosen] -= parts
         return wants
@@ -115,12 +118,25 @@ class ByClass:
         return [np.flatnonzero(column) for column in held.T]
 
 
+def _choose_classes(rng: np.random.Generator, left: np.ndarray, parts: np.ndarray) -> np.ndarray | None:
+    """A different class for each part (largest first) that has enough left, more likely the more it has."""
+    left = left.copy()
+    chosen = []
+    for part in parts:
+        weight = np.where(left >= part, left, 0)
+        if not weight.any():
+            return None
+        chosen.append(rng.choice(len(left), p=weight / weight.sum()))
+        left[chosen[-1]] = 0
+    return np.array(chosen)
+
+
 def _compose(rng: np.random.Generator, n: int, parts: int, share: str) -> np.ndarray:
-    """n as a sum of `parts` numbers ≥ 1."""
+    """n as a sum of `parts` numbers ≥ 1, in descending order."""
     if share == "even":
         return np.array([n // parts + (j < n % parts) for j in range(parts)])
     cuts = np.sort(rng.choice(n - 1, parts - 1, replace=False)) + 1
-    return np.diff(np.concatenate([[0], cuts, [n]]))
+    return np.sort(np.diff(np.concatenate([[0], cuts, [n]])))[::-1]
 
 
 def _enough(who: str, samples: int, clients: int) -> None:

@@ -2,43 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
 
+_IN_MEMORY = 4 * 2**30
+"""Bytes: where all clients together could exceed this, their state goes to a file."""
 
-class ClientStore:
-    """Named vectors per client, held only for clients that have taken part."""
 
-    def __init__(self, names: Sequence[str], initial: Vectors, clients: int) -> None:
+class ClientStore(Mapping[int, Vectors]):
+    """Named vectors per client, held only for clients that have taken part.
+
+    As a mapping it goes from each such client to its vectors, on the CPU; it is empty where an
+    algorithm declares no client state.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        initial: Vectors,
+        clients: int,
+        folder: Path | None = None,
+        in_memory: int = _IN_MEMORY,
+    ) -> None:
         self._initial = initial
-        self._rows: dict[str, dict[int, Tensor]] = {name: {} for name in names}
         self.last = torch.full((clients,), -1)
         """The round each client last took part in, −1 for never."""
+        total = sum(clients * v.numel() * v.dtype.itemsize for v in initial.values())
+        self._rows: dict[str, _Rows] = {name: _Memory() for name in names}
+        if total > in_memory:
+            scratch = Path(tempfile.mkdtemp(prefix="fedmos-clients-", dir=folder))
+            weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+            self._rows = {name: _SparseFile(scratch / name, clients, initial[name]) for name in names}
 
     def read(self, ids: Tensor) -> Vectors:
-        """(M, D) for each name."""
+        """(M, D) for each name; a client that has none yet gets the initial value."""
         return {
-            name: torch.stack([rows.get(i, self._initial[name]) for i in ids.tolist()])
+            name: torch.stack([self._initial[name] if (row := rows.get(i)) is None else row for i in ids.tolist()])
             for name, rows in self._rows.items()
         }
 
     def write(self, ids: Tensor, own: Vectors, t: int) -> None:
+        """Keep what clients `ids` left behind in round t."""
         for name, values in own.items():
             for i, value in zip(ids.tolist(), values, strict=True):
-                self._rows[name][i] = value.clone()
+                self._rows[name].put(i, value)
+            self._rows[name].flush()
         self.last[ids] = t
 
-    def to_dict(self) -> dict[int, Vectors]:
-        """The state of every client that has any, on the CPU."""
-        ids = sorted(set().union(*self._rows.values()))
-        return {i: {name: rows[i].cpu() for name, rows in self._rows.items() if i in rows} for i in ids}
-
-    def restore(self, clients: dict[int, Vectors], last: Tensor) -> None:
+    def restore(self, clients: Mapping[int, Vectors], last: Tensor) -> None:
+        """Take over the state of an earlier run."""
         self.last = last.clone()
-        for i, own in clients.items():
-            for name, value in own.items():
-                self._rows[name][i] = value
+        for i in clients:
+            for name, value in clients[i].items():
+                self._rows[name].put(i, value.to(self._initial[name].device))
+
+    def __getitem__(self, i: int) -> Vectors:
+        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0:
+            raise KeyError(i)
+        return {name: v[0].cpu() for name, v in self.read(torch.tensor([i])).items()}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.last >= 0).nonzero().flatten().tolist() if self._rows else [])
+
+    def __len__(self) -> int:
+        return int((self.last >= 0).sum()) if self._rows else 0
+
+
+class _Rows(Protocol):
+    """One named vector for each of many clients."""
+
+    def get(self, i: int) -> Tensor | None: ...
+    def put(self, i: int, value: Tensor) -> None: ...
+    def flush(self) -> None: ...
+
+
+class _Memory(dict[int, Tensor]):
+    """On the run's device."""
+
+    def put(self, i: int, value: Tensor) -> None:
+        self[i] = value.clone()
+
+    def flush(self) -> None:
+        pass
+
+
+class _SparseFile:
+    """A memory-mapped file with a row per client; rows never written take no space."""
+
+    def __init__(self, path: Path, clients: int, like: Tensor) -> None:
+        self._like = like
+        self._written = torch.zeros(clients, dtype=torch.bool)
+        dtype = np.dtype(str(like.dtype).removeprefix("torch."))
+        self._map = np.memmap(path, dtype=dtype, mode="w+", shape=(clients, like.numel()))
+
+    def get(self, i: int) -> Tensor | None:
+        return torch.from_numpy(np.array(self._map[i])).to(self._like.device) if self._written[i] else None
+
+    def put(self, i: int, value: Tensor) -> None:
+        self._map[i] = value.cpu().numpy()
+        self._written[i] = True
+
+    def flush(self) -> None:
+        """Give the memory back; the pages stay with the file."""
+        raw = self._map._mmap  # type: ignore[attr-defined]
+        if hasattr(mmap, "MADV_DONTNEED"):
+            raw.madvise(mmap.MADV_DONTNEED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +58,8 @@ class Simulation:
     engine: type[LocalGradient]
     lr_decay: Decay = 1.0
     on_bad_update: Literal["stop", "drop"] = "stop"
+    scratch: Path | None = None
+    """Where client state goes that is too large for memory; None for the system's temporary folder."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -69,7 +72,7 @@ class Simulation:
             for name, shape in _shapes(self.algorithm.server_state, model.size)
         }
         own = {name: given.get(name, torch.zeros_like(self.x)) for name in self.algorithm.client_state}
-        self.clients = ClientStore(self.algorithm.client_state, own, len(data))
+        self.clients = ClientStore(self.algorithm.client_state, own, len(data), self.scratch)
         self.evaluator = Evaluator(self.task)
         self._view = View(seed=self.task.seed, round=0, p=data.importance, n=data.sizes)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
@@ -121,7 +124,7 @@ class Simulation:
             params=self.x.cpu(),
             history=History(list(self.history)),
             server_state={name: v.cpu() for name, v in self.state.items()},
-            clients=self.clients.to_dict(),
+            clients=self.clients,
             last=self.clients.last.clone(),
             info=info,
             interrupted=interrupted,
@@ -134,9 +137,7 @@ class Simulation:
         self.t, self.x = len(result.history), result.params.to(device)
         self.history = History(list(result.history))
         self.state = {name: v.to(device) for name, v in result.server_state.items()}
-        self.clients.restore(
-            {i: {n: v.to(device) for n, v in own.items()} for i, own in result.clients.items()}, result.last
-        )
+        self.clients.restore(result.clients, result.last)
 
     def draw(self) -> Cohort:
         """This round's cohort; a client drawn more than once trains once, with its weights summed."""
@@ -245,9 +246,7 @@ def check_declaration(algorithm: Algorithm) -> None:
             if upload not in up:
                 raise ValueError(f"{owner}: the sum '{name}' must be of one of {', '.join(up)}, got {upload!r}")
             if rule not in RULES:
-                raise ValueError(
-                    f"{owner}: the rule of the sum '{name}' must be one of {', '.join(RULES)}, got {rule!r}"
-                )
+                raise ValueError(f"{owner}: the rule of sum '{name}' must be one of {', '.join(RULES)}, got {rule!r}")
     known = {name for name, _ in _shapes(algorithm.server_state, 0)}
     for name in algorithm.prepare_reduce:
         if name not in known:

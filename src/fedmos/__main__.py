@@ -1,0 +1,5 @@
+"""`python -m fedmos` is `fedmos`."""
+
+from .cli import main
+
+main()

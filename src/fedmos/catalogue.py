@@ -1,0 +1,53 @@
+"""Everything that has a name: what `fedmos list` shows and configurations choose from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import algorithms as _algorithms
+from . import models as _models
+from . import selection as _selection
+from .algorithm import Algorithm
+from .data import datasets as _datasets
+from .data import partition as _partition
+from .selection.selector import Selector
+
+
+def algorithms() -> dict[str, type[Algorithm]]:
+    """Every algorithm by name."""
+    return {name: getattr(_algorithms, name) for name in sorted(_algorithms.__all__, key=str.lower)}
+
+
+def selectors() -> dict[str, type[Selector]]:
+    """Every selector by name."""
+    return {name: getattr(_selection, name) for name in sorted(_selection.__all__, key=str.lower)}
+
+
+def partitions() -> dict[str, type[Any]]:
+    """Every partition by name."""
+    return {
+        name: kind
+        for name, kind in vars(_partition).items()
+        if inspect.isclass(kind) and kind.__module__ == _partition.__name__ and kind is not _partition.Partition
+    }
+
+
+def models() -> dict[str, Callable[..., torch.nn.Module]]:
+    """Every model function by name."""
+    return {
+        name: make
+        for name, make in vars(_models).items()
+        if inspect.isfunction(make)
+        and make.__module__ == _models.__name__
+        and "seed" in inspect.signature(make).parameters
+        and not name.startswith("_")
+    }
+
+
+def datasets() -> list[str]:
+    """Every data set by name."""
+    return _datasets.names()

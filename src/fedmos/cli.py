@@ -1,0 +1,185 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import sys
+from importlib import resources
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from . import __version__
+
+if TYPE_CHECKING:
+    from .result import Result
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning for skewed data and scarce communication.",
+    epilog="Start with: fedmos demo",
+)
+console = Console()
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a field, e.g. --set algorithm.lr=0.05. Repeatable."),
+]
+
+
+def main() -> None:
+    """Run the command; errors that a user can mend are one sentence and exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError) as error:
+        errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        errors.print(f"[bold red]Error:[/] {escape(str(error))}")
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedmos {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the report (default: runs/demo, numbered).")] = None,
+) -> None:
+    """Compare FedAvg, FedProx and FedMoS on real digits, two classes per client: a minute or two.
+
+    Prints the rounds and megabytes each method needs, and writes report.html and curves.svg.
+    """
+    with resources.as_file(resources.files("fedmos").joinpath("configs/demo.toml")) as path:
+        _compare(path, [], out or _free(Path("runs/demo")))
+
+
+@app.command()
+def compare(
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Methods, seeds and a target.")],
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and report (default: runs/NAME, numbered).")] = None,
+) -> None:
+    """Train several methods over several seeds, and tabulate what each needs to reach the target.
+
+    Given the folder of a comparison that was cut off, continues it.
+    """
+    _compare(configuration, set_ or [], out or _free(Path("runs") / configuration.stem))
+
+
+def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
+    from . import compare, config
+    from .report import page
+
+    settings = config.load(config.CompareConfig, configuration, overrides)
+    began = perf_counter()
+    rows = compare.compare(settings, out, lambda line: console.print(line, highlight=False))
+    seconds = perf_counter() - began
+    headings, cells = compare.table(settings, rows)
+    table = Table(title=settings.title, caption=page.caption(settings), caption_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+    (out / "report.html").write_text(page.html(settings, rows, configuration.read_text("utf-8")), encoding="utf-8")
+    (out / "curves.svg").write_text(page.chart(settings, rows), encoding="utf-8")
+    console.print(f"Trained for {seconds:.0f} s. Report: {out / 'report.html'}", highlight=False)
+
+
+@app.command()
+def run(
+    configuration: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", help="What to run; see docs/configuration.md.")
+    ],
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result (default: runs/NAME, numbered).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+) -> None:
+    """Train once, as a configuration says, and save the result."""
+    from . import config
+
+    settings = config.load(config.RunConfig, configuration, set_ or [])
+    folder = out or (Path(settings.out) if settings.out else _free(Path("runs") / configuration.stem))
+    result = settings.run(
+        settings.algorithm,
+        settings.selection,
+        settings.seed,
+        out=folder,
+        resume=resume,
+        checkpoint_every=settings.checkpoint_every,
+    )
+    _summary(result, settings.target or {})
+    console.print(f"Saved in {folder}", highlight=False)
+    if result.interrupted:
+        raise typer.Exit(130)
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or its first numbered sibling that does not exist."""
+    number, free = 1, folder
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}-{number}")
+    return free
+
+
+def _summary(result: Result, target: dict[str, float]) -> None:
+    from .compare import last_value
+    from .history import METRICS
+
+    table = Table(
+        title=f"{result.info['algorithm']}, {result.info['selection']}", show_header=False, title_justify="left"
+    )
+    table.add_row("rounds", str(len(result.history)) + (" (interrupted)" if result.interrupted else ""))
+    for metric in METRICS:
+        if (value := last_value(result, metric)) is not None:
+            table.add_row(metric.replace("_", " "), f"{value:.4f}")
+    down, up = (sum(getattr(r, f"bytes_{way}") for r in result.history) / 1e6 for way in ("down", "up"))
+    table.add_row("megabytes down, up", f"{down:.2f}, {up:.2f}")
+    for metric, value in target.items():
+        rounds, size = result.rounds_to(metric, value), result.bytes_to(metric, value)
+        reached = "not reached" if rounds is None or size is None else f"round {rounds}, {size / 1e6:.2f} MB"
+        table.add_row(f"{metric} {value:g}", reached)
+    console.print(table)
+
+
+@app.command("list")
+def list_() -> None:
+    """Show every algorithm, selector, data set, partition and model, with their fields."""
+    import inspect
+
+    from . import catalogue
+
+    for title, things in (
+        ("Algorithms", catalogue.algorithms()),
+        ("Selectors", catalogue.selectors()),
+        ("Partitions", catalogue.partitions()),
+        ("Models", catalogue.models()),
+    ):
+        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        for name, thing in things.items():
+            fields = ", ".join(
+                n if p.default is p.empty else f"{n}={p.default!r}"
+                for n, p in inspect.signature(thing).parameters.items()
+            )
+            first = (inspect.getdoc(thing) or "").split("\n")[0]
+            table.add_row(f"[bold]{name}[/]({escape(fields)})", escape(first))
+        console.print(table, "")
+    console.print("[bold]Data sets[/]: " + ", ".join(catalogue.datasets()))

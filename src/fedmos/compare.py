@@ -1,0 +1,164 @@
+"""Methods side by side: who reaches the target in how many rounds and bytes.
+
+Every run has a folder of its own, so a comparison that was cut off continues where it was. Runs
+share the machine's cores as single-threaded processes, which for many small runs is faster than
+one after another with all cores each.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .config import Choice, CompareConfig, Method
+from .engine.rounds import DivergenceError
+from .result import Result
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method: its step size and its result for each seed."""
+
+    method: Method
+    lr: float
+    results: list[Result]
+
+    def rounds(self, metric: str, target: float) -> list[int | None]:
+        return [r.rounds_to(metric, target) for r in self.results]
+
+    def megabytes(self, metric: str, target: float) -> list[float | None]:
+        return [None if b is None else b / 1e6 for b in (r.bytes_to(metric, target) for r in self.results)]
+
+    def final(self, metric: str) -> list[float | None]:
+        return [last_value(r, metric) for r in self.results]
+
+
+class Job(NamedTuple):
+    """One run of a comparison; `stop` ends it at the target."""
+
+    method: int
+    lr: float
+    seed: int
+    stop: bool
+
+    @property
+    def folder(self) -> str:
+        return f"{self.method}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.stop else "")
+
+
+def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, workers: int | None = None) -> list[Row]:
+    """Run every method for every seed, each with the best step size of the grid if the configuration asks to tune."""
+    workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        text = config.model_dump_json()
+
+        def start(job: Job) -> Future[str]:
+            return pool.submit(_work, text, job, str(out / "runs" / job.folder))
+
+        try:
+            lrs = _step_sizes(config, start, say)
+            jobs = [[Job(i, lr, seed, stop=False) for seed in config.seeds] for i, lr in enumerate(lrs)]
+            futures = [[start(job) for job in row] for row in jobs]
+            rows = []
+            for method, lr, row in zip(config.methods, lrs, futures, strict=True):
+                rows.append(Row(method=method, lr=lr, results=[Result.load(future.result()) for future in row]))
+                say(f"{method.label}: rounds to target {rows[-1].rounds(*_target(config))}")
+            return rows
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _step_sizes(config: CompareConfig, start: Callable[[Job], Future[str]], say: Say) -> list[float]:
+    """Each method's own step size, or the best of the common grid on the tuning seed."""
+    if config.tune is None:
+        return [float(method.algorithm.fields["lr"]) for method in config.methods]
+    metric, target = _target(config)
+
+    def cost(path: str) -> tuple[float, float]:
+        """Rounds to the target; where it was not reached, how far the last value was from it."""
+        result = Result.load(path)
+        rounds, value = result.rounds_to(metric, target), last_value(result, metric)
+        if rounds is not None:
+            return rounds, 0.0
+        return math.inf, math.inf if value is None else abs(target - value)
+
+    tune, chosen = config.tune, []
+    futures = [[start(Job(i, lr, tune.seed, stop=True)) for lr in tune.lr] for i in range(len(config.methods))]
+    for method, row in zip(config.methods, futures, strict=True):
+        costs = {lr: cost(future.result()) for lr, future in zip(tune.lr, row, strict=True)}
+        chosen.append(min(sorted(costs), key=lambda lr: costs[lr]))  # the smallest of equally good ones
+        tried = ", ".join(
+            f"{lr:g}: {'–' if rounds == float('inf') else int(rounds)}" for lr, (rounds, _) in costs.items()
+        )
+        say(f"{method.label}: step size {chosen[-1]:g} (rounds to target by step size: {tried})")
+    return chosen
+
+
+def _work(text: str, job: Job, folder: str) -> str:
+    """One run, in a worker; a run that diverges counts as far as it got."""
+    config = CompareConfig.model_validate_json(text)
+    method = config.methods[job.method]
+    algorithm = Choice(name=method.algorithm.name, **method.algorithm.fields | {"lr": job.lr})
+    target = config.target if job.stop else None
+    try:
+        config.run(algorithm, method.selection, job.seed, target=target, out=folder, resume=True)
+    except DivergenceError as error:
+        error.result.save(folder)
+    return folder
+
+
+def _target(config: CompareConfig) -> tuple[str, float]:
+    ((metric, target),) = config.target.items()
+    return metric, target
+
+
+def last_value(result: Result, metric: str) -> float | None:
+    values = [getattr(record, metric) for record in result.history if getattr(record, metric) is not None]
+    return values[-1] if values else None
+
+
+def spread(values: Sequence[float | None], digits: int = 0) -> str:
+    """mean ± standard deviation; "not reached" where all are missing, and how many were reached where some are."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return "not reached"
+    text = f"{statistics.mean(known):.{digits}f}"
+    if len(known) > 1:
+        text += f" ± {statistics.stdev(known):.{digits}f}"
+    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)} reached it)"
+
+
+def table(config: CompareConfig, rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells."""
+    metric, target = _target(config)
+    headings = [
+        "method",
+        "step size",
+        f"rounds to {metric} {target:g}",
+        f"MB to {metric} {target:g}",
+        f"final {metric}",
+    ]
+    cells = [
+        [
+            row.method.label,
+            f"{row.lr:g}",
+            spread(row.rounds(metric, target)),
+            spread(row.megabytes(metric, target), 2),
+            spread(row.final(metric), 3),
+        ]
+        for row in rows
+    ]
+    return headings, cells

@@ -1,0 +1,33 @@
+"""Small federations that many tests share."""
+
+import pytest
+import torch
+
+import fedmos as fm
+
+torch.set_num_threads(1)  # the suite runs in two processes
+
+
+@pytest.fixture(scope="session")
+def digits() -> fm.FederatedData:
+    """Twenty clients with digits of two classes each."""
+    return fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=20, seed=0)
+
+
+@pytest.fixture
+def quick(digits):
+    """`fm.run` on the digits with arguments that take a moment, each of which may be replaced."""
+
+    def run(**changes):
+        arguments = {
+            "model": fm.models.logistic(features=64),
+            "data": digits,
+            "algorithm": fm.FedAvg(lr=0.1),
+            "selection": fm.Uniform(m=4),
+            "rounds": 3,
+            "local_steps": 2,
+            "batch_size": 4,
+        }
+        return fm.run(**arguments | changes)
+
+    return run

@@ -1,0 +1,171 @@
+"""The command line, as a user meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedmos as fm
+from fedmos import config
+from fedmos.compare import compare, table
+from fedmos.report import page
+
+RUN = """
+rounds = 2
+local_steps = 2
+batch_size = 4
+target = { accuracy = 0.9 }
+
+[data]
+name = "digits"
+clients = 20
+partition = { name = "ByClass", classes = 2, size = [4, 20] }
+
+[model]
+name = "logistic"
+features = 64
+
+[algorithm]
+name = "FedMoS"
+lr = 0.05
+
+[selection]
+name = "ACS"
+m = 5
+"""
+
+
+def fedmos(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "fedmos", *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mos.toml").write_text(RUN)
+    return tmp_path
+
+
+def test_run_trains_saves_and_resumes(folder):
+    done = fedmos("run", "mos.toml", "--set", "rounds=3", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy 0.9" in done.stdout
+    assert "not reached" in done.stdout
+    result = fm.Result.load(folder / "runs" / "mos")
+    assert len(result.history) == 3
+    again = fedmos("run", "mos.toml", "--out", "runs/mos", "--resume", "--set", "rounds=4", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert len(fm.Result.load(folder / "runs" / "mos").history) == 4
+
+
+BAD = {
+    "unknown field": (["--set", "local_step=3"], "local_step: unknown field (did you mean 'local_steps'?)"),
+    "negative step size": (["--set", "algorithm.lr=-1"], "algorithm: FedMoS: 'lr' must be > 0, got -1"),
+    "unknown hyper-parameter": (["--set", "algorithm.m=1"], "algorithm.m: FedMoS has no such field"),
+    "missing hyper-parameter": (["--set", "algorithm={name='FedProx', lr=0.1}"], "algorithm: FedProx needs mu"),
+    "unknown algorithm": (["--set", "algorithm.name=FedMos"], "(did you mean 'FedMoS'?)"),
+    "wrong type": (["--set", "rounds='ten'"], "rounds: must be a valid integer, got 'ten'"),
+    "too small": (["--set", "rounds=0"], "rounds: must be greater than or equal to 1, got 0"),
+    "NaN": (["--set", "weight_decay=nan"], "weight_decay: must be a finite number, got nan"),
+    "cohort too large": (["--set", "selection.m=21"], "ACS: 'm' must be ≤ the number of clients (20), got 21"),
+    "unknown data": (["--set", "data.name=digit"], "(did you mean 'digits'?)"),
+    "unknown target": (["--set", "target.acc=1.0"], "run: 'target' must name one of"),
+    "bad override": (["--set", "rounds"], "--set must look like key=value, got 'rounds'"),
+    "bad decay": (["--set", "lr_decay={a=0.5}"], "lr_decay: must have rounds for keys, got 'a'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_configurations_end_in_a_sentence(folder, case, capsys, monkeypatch):
+    """Exit code 2, the field and what is allowed, no traceback, and nothing written."""
+    from fedmos import cli
+
+    arguments, sentence = BAD[case]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["fedmos", "run", "mos.toml", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert sentence in printed
+    assert "Traceback" not in printed
+    assert not (folder / "runs").exists()
+
+
+def test_errors_reach_the_shell_the_same_way(folder):
+    (folder / "broken.toml").write_text("rounds = = 3")
+    for arguments, sentence in ((["broken.toml"], "not TOML"), (["nothing.toml"], "Cannot read nothing.toml")):
+        done = fedmos("run", *arguments, cwd=folder)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_list_names_everything(folder):
+    shown = fedmos("list", cwd=folder).stdout
+    for name in [*fm.algorithms(), *fm.selectors(), "ByClass", "cnn_mnist", "digits"]:
+        assert name in shown
+
+
+def test_version_and_help(folder):
+    assert fedmos("--version", cwd=folder).stdout.strip() == f"fedmos {fm.__version__}"
+    shown = fedmos("--help", cwd=folder).stdout
+    assert all(command in shown for command in ("demo", "run", "compare", "list"))
+
+
+def test_compare_tunes_tabulates_and_continues(tmp_path):
+    methods = [
+        {"label": "FedAvg", "algorithm": {"name": "FedAvg"}, "selection": {"name": "Uniform", "m": 5}},
+        {"label": "hopeless", "algorithm": {"name": "FedAvg", "server_lr": 1e-6}, "selection": {"name": "MD", "m": 5}},
+    ]
+    settings = config.parse(
+        config.CompareConfig,
+        {
+            "title": "A <small> one",
+            "rounds": 4,
+            "local_steps": 2,
+            "batch_size": 4,
+            "seeds": [0, 1],
+            "target": {"train_loss": 2.2},
+            "tune": {"lr": [0.01, 0.2], "seed": 9},
+            "data": {"name": "digits", "clients": 20, "partition": {"name": "ByClass", "classes": 2}},
+            "model": {"name": "logistic", "features": 64},
+            "methods": methods,
+        },
+    )
+    said = []
+    rows = compare(settings, tmp_path, said.append, workers=1)
+    assert rows[0].lr == 0.2
+    assert rows[0].rounds("train_loss", 2.2) == [r.rounds_to("train_loss", 2.2) for r in rows[0].results]
+    headings, cells = table(settings, rows)
+    assert headings[2] == "rounds to train_loss 2.2"
+    assert cells[0][0] == "FedAvg"
+    assert cells[1][2:4] == ["not reached", "not reached"]
+    assert any("hopeless" in line for line in said)
+
+    html = page.html(settings, rows, "source")
+    assert "A &lt;small&gt; one" in html
+    assert "<small>" not in html
+    assert html.count("<polyline") == 2
+    assert "http://" not in html.replace("http://www.w3.org/2000/svg", "")
+
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors.safetensors")}
+    again = compare(settings, tmp_path, workers=1)
+    assert table(settings, again) == (headings, cells)
+    assert len(written) == 2 * 2 + 2 * 2
+    assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors.safetensors")}  # nothing ran again
+
+
+def test_the_demo_is_a_valid_comparison():
+    import importlib.resources
+
+    path = importlib.resources.files("fedmos").joinpath("configs/demo.toml")
+    settings = config.load(config.CompareConfig, str(path))
+    assert {m.label for m in settings.methods} == {"FedAvg", "FedProx", "FedMoS (Uniform)", "FedMoS (ACS)"}
+    assert len(settings.seeds) == 3
+    assert settings.data.clients == 100
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.parent.glob("examples/*.toml")), ids=lambda p: p.name)
+def test_examples_are_valid(path):
+    config.load(config.CompareConfig, path)

@@ -1,0 +1,215 @@
+"""What the engines are made of: batches, dropout, chunks."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmos as fm
+from fedmos.dropout import StreamDropout
+from fedmos.engine import batched, loop
+from fedmos.engine.batches import Batches
+from fedmos.engine.clients import ClientStore
+from fedmos.engine.task import Task
+from fedmos.losses import Loss
+from fedmos.params import FlatModel
+
+SIZES = [5, 12, 1, 8]
+
+
+def task(model: nn.Module | None = None, **how) -> Task:
+    """Clients of unequal size whose inputs are their own sample numbers."""
+    data = fm.FederatedData.from_arrays(
+        [(np.arange(n, dtype=np.float64)[:, None] / 10 + i, np.arange(n) % 3) for i, n in enumerate(SIZES)]
+    )
+    how = {"local_steps": None, "local_epochs": None, "batch_size": None} | how
+    model = FlatModel(model or nn.Linear(1, 3), torch.device("cpu"), torch.float64)
+    return Task(model=model, data=data, loss=Loss("cross_entropy"), seed=0, **how)
+
+
+EVERYONE = torch.arange(len(SIZES))
+
+
+def used(batch, i: int) -> list[int]:
+    return batch.positions[i, : int(batch.size[i])].tolist()
+
+
+def test_steps_draw_without_replacement_and_independently():
+    batches = Batches(task(local_steps=6, batch_size=4), EVERYONE, t=3)
+    assert batches.K.tolist() == [6] * 4
+    seen = set()
+    for k in range(6):
+        for i, n in enumerate(SIZES):
+            chosen = used(batches.step(k), i)
+            assert len(chosen) == len(set(chosen)) == min(4, n)
+            assert all(0 <= j < n for j in chosen)
+        seen.add(tuple(used(batches.step(k), 1)))
+    assert len(seen) == 6
+
+
+def test_steps_draw_uniformly():
+    counts = np.zeros(5)
+    rounds = 3000
+    how = task(local_steps=1, batch_size=2)
+    for t in range(rounds):
+        counts[used(Batches(how, torch.tensor([0]), t).step(0), 0)] += 1
+    z = (counts - rounds * 0.4) / np.sqrt(rounds * 0.4 * 0.6)
+    assert np.abs(z).max() < 4
+
+
+def test_epochs_visit_every_sample_once_and_keep_the_short_batch():
+    batches = Batches(task(local_epochs=2, batch_size=4), EVERYONE, t=0)
+    assert batches.K.tolist() == [4, 6, 2, 4]
+    for i, n in enumerate(SIZES):
+        steps = [used(batches.step(k), i) for k in range(int(batches.K[i]))]
+        half = len(steps) // 2
+        first, second = (list(chain.from_iterable(part)) for part in (steps[:half], steps[half:]))
+        assert sorted(first) == sorted(second) == list(range(n))
+        assert n < 3 or first != second
+        assert all(len(step) == 4 for step in steps[: half - 1])
+
+
+def test_whole_batches_keep_the_stored_order():
+    batches = Batches(task(local_steps=2), EVERYONE, t=0)
+    assert [used(batches.step(1), i) for i in range(4)] == [list(range(n)) for n in SIZES]
+    assert Batches(task(local_epochs=3), EVERYONE, t=0).K.tolist() == [3] * 4
+
+
+@pytest.mark.parametrize("how", [{"local_steps": 3}, {"local_epochs": 2}])
+def test_batches_do_not_depend_on_company(how):
+    how = task(batch_size=3, **how)
+    together = Batches(how, EVERYONE, t=5)
+    for i in range(4):
+        alone = Batches(how, torch.tensor([i]), t=5)
+        for k in range(int(alone.K[0])):
+            assert used(alone.step(k), 0) == used(together.step(k), i)
+        assert used(alone.first(2), 0) == used(together.first(2), i)
+
+
+def test_the_first_batch_has_a_stream_of_its_own():
+    batches = Batches(task(local_steps=1, batch_size=4), EVERYONE, t=0)
+    assert used(batches.first(4), 1) != used(batches.step(0), 1)
+
+
+@pytest.mark.parametrize("engine", [loop.Loop, batched.Batched])
+def test_gradients_in_pieces_are_gradients(engine, monkeypatch):
+    """Cutting a client's data to bound memory changes nothing but rounding, dropout included."""
+    how = task(nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 3)), local_steps=1)
+    ids = torch.tensor([1]) if engine is loop.Loop else EVERYONE
+    y = how.model.initial()
+    whole = engine(how, ids, 0).full(y)
+    module = loop if engine is loop.Loop else batched
+    monkeypatch.setattr(module, "_SAMPLES_AT_ONCE", 5)
+    pieces = engine(how, ids, 0).full(y)
+    assert not torch.equal(whole, torch.zeros_like(whole))
+    assert torch.allclose(whole, pieces, rtol=0, atol=1e-14)
+
+
+def test_the_reported_loss_is_the_mean_of_first_losses():
+    """With FedMoS the full gradient before the first step counts for step 0; later steps count their first gradient."""
+    how = task(local_epochs=1, batch_size=4)
+    for engine, ids in ((loop.Loop, torch.tensor([1])), (batched.Batched, EVERYONE)):
+        grad = engine(how, ids, 0)
+        y = grad.start(how.model.initial())
+        expected = [grad.loss_and_gradient(y, grad.batches.all())[0]]
+        grad.full(y)
+        for k in range(1, 3):
+            grad.k = k
+            expected.append(grad.loss_and_gradient(y + k, grad.batches.step(k))[0])
+            grad(y + k), grad(y)
+        grad.k = None
+        grad.full(y)
+        row = int((ids == 1).nonzero())
+        assert float(grad.reported()[row]) == pytest.approx(float(torch.stack(expected)[:, row].mean()), abs=1e-14)
+        if len(ids) > 1:  # client 2 has one step only
+            assert float(grad.reported()[2]) == pytest.approx(float(expected[0][2]), abs=1e-14)
+
+
+def test_dropout_drops_the_right_share_and_keeps_the_mean():
+    layer = StreamDropout(0.3, channels=False).train()
+    layer.key = torch.arange(1000)
+    out = layer(torch.ones(1000, 7, 3))
+    assert sorted(out.unique().tolist()) == pytest.approx([0.0, 1 / 0.7])
+    assert abs(float((out == 0).double().mean()) - 0.3) < 0.01
+    channels = StreamDropout(0.5, channels=True).train()
+    channels.key = torch.arange(50)
+    dropped = (channels(torch.ones(50, 6, 4, 4)) == 0).flatten(2)
+    assert torch.equal(dropped.any(2), dropped.all(2))
+    assert 0.3 < float(dropped.double().mean()) < 0.7
+    layer.eval()
+    assert torch.equal(layer(torch.ones(2, 2)), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("make", [fm.models.cnn_digits, lambda **more: fm.models.mlp(features=64, **more)])
+def test_dropout_is_the_same_on_both_engines_and_differs_from_none(quick, make):
+    runs = {
+        (engine, dropout): quick(
+            model=make(dropout=dropout), engine=engine, dtype=torch.float64, algorithm=fm.FedMoS(lr=0.1), local_steps=3
+        ).params
+        for engine in ("loop", "batched")
+        for dropout in (True, False)
+    }
+    assert torch.allclose(runs["loop", True], runs["batched", True], rtol=0, atol=1e-12)
+    assert not torch.allclose(runs["loop", True], runs["loop", False], atol=1e-4)
+
+
+def test_a_clients_update_does_not_depend_on_its_company(quick):
+    """The same client in cohorts of one and of three, on the loop: the same bits."""
+    alone = quick(selection=fm.FixedCohorts([[3]], [[1.0]]), rounds=1, engine="loop").params
+    among = quick(selection=fm.FixedCohorts([[7, 3, 1]], [[0.0, 1.0, 0.0]]), rounds=1, engine="loop").params
+    assert torch.equal(alone, among)
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (fm.models.cnn_mnist, 21_840),
+        (fm.models.mlp, 52_500),
+        (fm.models.logistic, 7_850),
+        (fm.models.cnn_digits, 1_898),
+    ],
+)
+def test_models_have_the_papers_sizes_and_follow_their_seed(make, count):
+    flat = [torch.cat([p.detach().flatten() for p in make(seed=seed).parameters()]) for seed in (0, 0, 1)]
+    assert torch.equal(flat[0], flat[1])
+    assert not torch.equal(flat[0], flat[2])
+    assert len(flat[0]) == count
+
+
+def test_client_state_on_disk_is_client_state_in_memory(tmp_path):
+    """The file is sparse, starts from the initial values, and gives back what was written."""
+    initial = {"c_i": torch.zeros(1000), "r_i": torch.arange(1000.0)}
+    stores = [
+        ClientStore(tuple(initial), initial, clients=100_000, folder=tmp_path, in_memory=limit) for limit in (2**40, 0)
+    ]
+    for store in stores:
+        store.write(torch.tensor([7, 99_999]), {"c_i": torch.ones(2, 1000) * torch.tensor([[1.0], [2.0]])}, t=3)
+        store.write(torch.tensor([7]), {"r_i": torch.full((1, 1000), 5.0)}, t=4)
+    memory, disk = (store.read(torch.tensor([7, 0, 99_999])) for store in stores)
+    for name in initial:
+        assert torch.equal(memory[name], disk[name])
+    assert torch.equal(disk["r_i"][2], initial["r_i"])
+    assert list(stores[0]) == list(stores[1]) == [7, 99_999]
+    assert torch.equal(stores[1][7]["c_i"], torch.ones(1000))
+    with pytest.raises(KeyError):
+        stores[1][0]
+    (file,) = tmp_path.rglob("c_i")
+    assert file.stat().st_size == 100_000 * 4000
+    assert file.stat().st_blocks * 512 < 100_000
+    del stores, store
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_its_client_state_on_disk_is_the_same_run(quick, monkeypatch, tmp_path):
+    algorithm = fm.Scaffold(lr=0.1)
+    memory = quick(algorithm=algorithm)
+    monkeypatch.setattr(ClientStore.__init__, "__defaults__", (None, 0))
+    disk = quick(algorithm=algorithm, out=tmp_path / "run")
+    assert torch.equal(memory.params, disk.params)
+    assert list(memory.clients) == list(disk.clients)
+    loaded = fm.Result.load(tmp_path / "run")
+    for i in memory.clients:
+        assert torch.equal(memory.client_state(i)["c_i"], disk.client_state(i)["c_i"])
+        assert torch.equal(memory.client_state(i)["c_i"], loaded.client_state(i)["c_i"])

@@ -1,0 +1,151 @@
+"""Bad input gets one clear sentence, before anything runs or is written."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmos as fm
+
+
+def classified(labels, classes=10) -> dict:
+    data = fm.FederatedData.from_arrays([(np.zeros((len(labels), 64), np.float32), labels)])
+    return {"data": data, "selection": fm.Full(), "model": nn.Linear(64, classes)}
+
+
+BAD_RUNS = {
+    "no rounds": ({"rounds": 0}, "run: 'rounds' must be an integer ≥ 1, got 0"),
+    "rounds of a half": ({"rounds": 1.5}, "run: 'rounds' must be an integer ≥ 1, got 1.5"),
+    "both kinds of local work": (
+        {"local_epochs": 1},
+        "exactly one of 'local_steps' and 'local_epochs' must be given, got both",
+    ),
+    "no local work": (
+        {"local_steps": None},
+        "exactly one of 'local_steps' and 'local_epochs' must be given, got neither",
+    ),
+    "batch of nothing": ({"batch_size": 0}, "run: 'batch_size' must be an integer ≥ 1 or None, got 0"),
+    "cohort too large": ({"selection": fm.Uniform(m=21)}, "Uniform: 'm' must be ≤ the number of clients (20), got 21"),
+    "unknown client": (
+        {"selection": fm.FixedCohorts([[20]])},
+        "FixedCohorts: 'cohorts' must hold client numbers < 20, got 20",
+    ),
+    "unknown target": ({"target": {"acuracy": 0.9}}, "got 'acuracy' (did you mean 'accuracy'?)"),
+    "target of NaN": ({"target": {"accuracy": float("nan")}}, "run: 'target['accuracy']' must be a number, got nan"),
+    "negative decay": ({"lr_decay": -1}, "run: 'lr_decay' must be > 0, or factors > 0 by round, got -1"),
+    "infinite weight decay": ({"weight_decay": float("inf")}, "run: 'weight_decay' must be ≥ 0, got inf"),
+    "unknown engine": ({"engine": "warp"}, "run: 'engine' must be one of 'auto', 'loop', 'batched', got 'warp'"),
+    "unknown loss": ({"loss": "cross_entrpy"}, "(did you mean 'cross_entropy'?)"),
+    "unknown device": ({"device": "abacus"}, "run: 'device' must be 'auto' or a device of this machine, got 'abacus'"),
+    "half precision": ({"dtype": torch.float16}, "run: 'dtype' must be one of torch.float32, torch.float64"),
+    "class for an instance": (
+        {"algorithm": fm.FedAvg},
+        "run: 'algorithm' must be a fedmos.Algorithm, got the class FedAvg",
+    ),
+    "no model": ({"model": "cnn"}, "run: 'model' must be a torch.nn.Module, got str"),
+    "nothing to train": ({"model": nn.Flatten()}, "it has no trainable parameters"),
+    "wrong input": ({"model": nn.Linear(3, 10)}, "Cannot run the model on samples of shape (1, 8, 8)"),
+    "too few outputs": (
+        {"model": fm.models.logistic(features=64, classes=5)},
+        "it has 5 outputs and training labels go up to 9",
+    ),
+    "no classes": (
+        {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Flatten(0))},
+        "need one more axis, of classes",
+    ),
+    "negative label": (classified([0, -1]), "training labels must be ≥ 0, got -1"),
+    "real labels": (classified([0.5, 1.0]), "the targets are not class numbers; use loss='mse'"),
+    "shapes for mse": (classified([0.5, 1.0]) | {"loss": "mse"}, "for 'mse' they must agree"),
+    "resume without a folder": ({"resume": True}, "run: 'out' must be a folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_bad_runs(quick, case, tmp_path):
+    changes, sentence = BAD_RUNS[case]
+    more = {} if case.startswith("resume") else {"out": tmp_path / "run"}
+    with pytest.raises(ValueError) as error:
+        quick(**more | changes)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value) or "fails there" in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_occupied_folder_is_refused_before_training(quick, tmp_path):
+    with pytest.raises(FileExistsError, match="use resume=True or a new folder"):
+        quick(out=tmp_path, callbacks=[lambda record: pytest.fail("it trained")])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: fm.FedAvg(lr=-0.1), "FedAvg: 'lr' must be > 0, got -0.1"),
+        (lambda: fm.FedAvg(lr="0.1"), "FedAvg: 'lr' must be > 0, got '0.1'"),
+        (lambda: fm.FedAvg(lr=float("nan")), "FedAvg: 'lr' must be > 0, got nan"),
+        (lambda: fm.FedProx(lr=0.1, mu=-1), "FedProx: 'mu' must be ≥ 0, got -1"),
+        (lambda: fm.FedMoS(lr=0.1, a=2), "FedMoS: 'a' must be in [0, 1], got 2"),
+        (lambda: fm.FedMoS(lr=0.1, beta=1), "FedMoS: 'beta' must be in [0, 1), got 1"),
+        (
+            lambda: fm.FedMoS(lr=0.1, first_batch=0),
+            "FedMoS: 'first_batch' must be one of 'full' or an integer ≥ 1, got 0",
+        ),
+        (lambda: fm.FedMoS(lr=0.1, variant="new"), "FedMoS: 'variant' must be one of 'paper', 'released', got 'new'"),
+        (lambda: fm.Uniform(m=0), "Uniform: 'm' must be an integer ≥ 1, got 0"),
+        (lambda: fm.Uniform(m=True), "Uniform: 'm' must be an integer ≥ 1, got True"),
+        (lambda: fm.Uniform(m=3, weights="even"), "Uniform: 'weights' must be one of"),
+        (lambda: fm.FixedCohorts([]), "FixedCohorts: 'cohorts' must be a list of cohorts"),
+        (lambda: fm.FixedCohorts([[0], []]), "each with at least one client"),
+        (lambda: fm.FixedCohorts([[-1]]), "FixedCohorts: 'cohorts' must hold client numbers ≥ 0, got -1"),
+        (lambda: fm.FixedCohorts([[0, 1]], weights=[[1.0]]), "FixedCohorts: 'weights' must hold one number for each"),
+        (lambda: fm.FixedCohorts([[0]], weights=[[-1.0]]), "FixedCohorts: 'weights' must be ≥ 0, got -1.0"),
+    ],
+)
+def test_bad_fields(make, sentence):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert sentence in str(error.value)
+
+
+def test_every_algorithm_refuses_a_negative_step_size():
+    for name, kind in fm.algorithms().items():
+        required = {f.name: 0.1 for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING}
+        with pytest.raises(ValueError, match=f"{name}: 'lr' must be > 0, got -1"):
+            kind(**required | {"lr": -1})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wrong(fm.Algorithm):
+    lr: float = 0.1
+    how: str = ""
+
+    server_state = ("v",)
+
+    @property
+    def reduce(self):
+        return {"A": ("delta", "sum" if self.how == "rule" else "w")} | (
+            {"B": ("d", "w")} if self.how == "upload" else {}
+        )
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x} | ({"extra": y} if self.how == "extra" else {}), {"r": y} if self.how == "own" else {}
+
+    def server(self, x, state, agg, ctx):
+        return x + agg["A"], {"u": x} if self.how == "state" else {}
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("rule", "Wrong: the rule of sum 'A' must be one of w, avg, avg/K, p, got 'sum'"),
+        ("upload", "Wrong: the sum 'B' must be of one of delta, got 'd'"),
+        ("extra", "Wrong: 'finish' must return delta, got delta, extra"),
+        ("own", "Wrong: 'finish' must return some of nothing, got r"),
+        ("state", "Wrong: 'server' must return some of v, got u"),
+    ],
+)
+def test_an_algorithm_is_held_to_its_declaration(quick, how, sentence):
+    with pytest.raises(ValueError) as error:
+        quick(algorithm=Wrong(how=how))
+    assert sentence in str(error.value)

@@ -1,0 +1,90 @@
+"""Streams are the same everywhere, independent of each other, and uniform."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmos.rng import Purpose, choose, draws, fold, permute, stream
+
+
+def splitmix64(state: int) -> int:
+    """The published generator's output function, in Python integers."""
+    mask = 2**64 - 1
+    z = state & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40))
+def test_fold_is_splitmix64(key, data):
+    expected = splitmix64(key + 0x9E3779B97F4A7C15 * (data + 1))
+    assert int(fold(torch.tensor(key), data)) % 2**64 == expected
+    assert int(fold(torch.tensor(key), torch.tensor(data))) % 2**64 == expected
+
+
+def test_streams_differ_in_every_coordinate():
+    keys = {
+        int(stream(seed, round, client, purpose))
+        for seed in (0, 1, -1, 2**60)
+        for round in range(5)
+        for client in range(5)
+        for purpose in (Purpose.BATCH, Purpose.SELECT)
+    }
+    assert len(keys) == 4 * 5 * 5 * 2
+
+
+def test_streams_are_the_same_in_another_process():
+    code = "from fedmos.rng import *; print(draws(stream(7, 3, 11, Purpose.BATCH), 3).tolist())"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == str(draws(stream(7, 3, 11, Purpose.BATCH), 3).tolist())
+
+
+def test_a_stream_of_many_clients_is_the_streams_of_each():
+    together = stream(0, 4, torch.tensor([5, 2, 9]), Purpose.BATCH)
+    assert together.tolist() == [int(stream(0, 4, i, Purpose.BATCH)) for i in (5, 2, 9)]
+
+
+def test_draws_are_uniform():
+    u = draws(stream(0, 0, 0, Purpose.SELECT), 100_000).numpy()
+    counts = np.histogram(u, bins=100, range=(0, 1))[0]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 149  # the 99.9 % point of χ² with 99 degrees of freedom
+    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 0.01
+
+
+def test_permute_orders_each_row_by_its_own_size():
+    key = stream(0, 0, torch.arange(3), Purpose.BATCH)
+    size = torch.tensor([1, 4, 7])
+    rows = permute(key, size, 7)
+    for row, n in zip(rows.tolist(), size.tolist(), strict=True):
+        assert sorted(row[:n]) == list(range(n))
+
+
+def test_permute_does_not_depend_on_the_padding():
+    key = stream(0, 0, 0, Purpose.BATCH)
+    assert permute(key, torch.tensor(5), 5).tolist() == permute(key, torch.tensor(5), 50)[:5].tolist()
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2000), st.data())
+def test_choose_gives_distinct_numbers_in_range(n, data):
+    m = data.draw(st.integers(1, n))
+    chosen = choose(stream(data.draw(st.integers(0, 100)), 0, 0, Purpose.SELECT), n, m).tolist()
+    assert len(set(chosen)) == m
+    assert all(0 <= i < n for i in chosen)
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 3), (6, 3)])
+def test_choose_is_uniform_without_replacement(n, m):
+    rounds = 4000
+    counts = np.zeros(n)
+    for t in range(rounds):
+        counts[choose(stream(1, t, 0, Purpose.SELECT), n, m)] += 1
+    q = m / n
+    z = (counts - rounds * q) / np.sqrt(rounds * q * (1 - q))
+    assert np.abs(z).max() < 4
