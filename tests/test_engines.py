@@ -213,3 +213,29 @@ def test_a_run_with_its_client_state_on_disk_is_the_same_run(quick, monkeypatch,
     for i in memory.clients:
         assert torch.equal(memory.client_state(i)["c_i"], disk.client_state(i)["c_i"])
         assert torch.equal(memory.client_state(i)["c_i"], loaded.client_state(i)["c_i"])
+
+
+class Branching(nn.Module):
+    """Control flow that depends on the data, which vmap cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.linear(x) if float(x.detach().sum()) > -1e9 else x
+
+
+def test_what_cannot_be_vectorised_runs_in_the_loop(quick, caplog):
+    result = quick(model=Branching(), engine="auto")
+    assert result.info["engine"] == "loop"
+    assert "cannot be vectorised" in caplog.text
+    with pytest.raises(ValueError, match=r"Cannot vectorise the model.*use engine='loop'"):
+        quick(model=Branching(), engine="batched")
+
+
+def test_auto_takes_the_loop_for_large_models_on_a_cpu(quick):
+    assert quick().info["engine"] == "batched"
+    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 3000), nn.Linear(3000, 10))
+    assert quick(model=large, rounds=1, device="cpu").info["engine"] == "loop"

@@ -98,7 +98,7 @@ def test_batch_norm_is_refused_and_converted(quick):
 
 
 class WithBuffer(nn.Module):
-    """A buffer, a frozen parameter and a tied one."""
+    """A buffer, a frozen parameter, a module with two names and a parameter in two modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,9 +106,12 @@ class WithBuffer(nn.Module):
         self.offset = nn.Parameter(torch.ones(10), requires_grad=False)
         self.a = nn.Linear(64, 10, bias=False)
         self.b = self.a
+        self.c = nn.Linear(64, 10, bias=False)
+        self.c.weight = self.a.weight
 
     def forward(self, x):
-        return self.scale * (self.a(x.flatten(1)) + self.b(x.flatten(1))) + self.offset
+        x = x.flatten(1)
+        return self.scale * (self.a(x) + self.b(x) + self.c(x)) + self.offset
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -119,6 +122,14 @@ def test_buffers_and_frozen_parameters_stay(quick, engine):
     assert torch.equal(result.model.offset, torch.ones(10))
     assert not torch.equal(result.model.a.weight, model.a.weight)
     assert result.model.a is result.model.b
+    assert result.model.c.weight is result.model.a.weight
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with torch.no_grad():
+        plain[1].weight.copy_(6 * model.a.weight)
+        plain[1].bias.fill_(1)
+    plain[1].bias.requires_grad_(False)
+    same = quick(model=plain, engine=engine, algorithm=fm.FedAvg(lr=0.1 * 36))  # the same function, scaled
+    assert torch.allclose(same.params, 6 * result.params, rtol=1e-4, atol=1e-5)
 
 
 class Restless(nn.Module):

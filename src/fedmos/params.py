@@ -29,7 +29,7 @@ class FlatModel:
         self._original = model
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self._keys = replace_dropout(self.module)
-        self._names = [name for name, _ in trainable]
+        self._places = [_places(self.module, name) for name, _ in trainable]
         self._shapes = [p.shape for _, p in trainable]
         self._sizes = [p.numel() for _, p in trainable]
         self.size = sum(self._sizes)
@@ -41,16 +41,15 @@ class FlatModel:
 
     def initial(self) -> Tensor:
         """The parameters the module came with."""
-        parameters = dict(self.module.named_parameters())
-        return torch.cat([parameters[name].detach().reshape(-1) for name in self._names])
+        return torch.cat([self.module.get_parameter(places[0]).detach().reshape(-1) for places in self._places])
 
     def __call__(self, y: Tensor, inputs: Tensor, keys: Tensor | None = None) -> Tensor:
         """The module's output with parameters y; `keys`, one per sample, seed its dropout."""
-        parts = y.split(self._sizes)
-        values = {n: v.view(s) for n, v, s in zip(self._names, parts, self._shapes, strict=True)}
+        parts = zip(self._places, y.split(self._sizes), self._shapes, strict=True)
+        values = {place: v.view(shape) for places, v, shape in parts for place in places}
         if keys is not None:
             values |= {name: fold(keys, layer) for layer, name in enumerate(self._keys)}
-        output: Tensor = functional_call(self.module, values, (inputs,))
+        output: Tensor = functional_call(self.module, values, (inputs,), tie_weights=False)
         return output
 
     def module_with(self, y: Tensor) -> nn.Module:
@@ -58,6 +57,21 @@ class FlatModel:
         module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
         load_flat(module, y)
         return module
+
+
+def _places(module: nn.Module, name: str) -> list[str]:
+    """Every attribute that holds the parameter, once each.
+
+    `functional_call` could tie weights by itself, but leaves a module that is reached by two names with
+    the substituted tensor in it.
+    """
+    parameter = module.get_parameter(name)
+    places: dict[tuple[int, str], str] = {}
+    for alias, other in module.named_parameters(remove_duplicate=False):
+        if other is parameter:
+            owner, _, attribute = alias.rpartition(".")
+            places.setdefault((id(module.get_submodule(owner)), attribute), alias)
+    return list(places.values())
 
 
 def load_flat(module: nn.Module, y: Tensor) -> None:

@@ -53,10 +53,11 @@ def caption(config: CompareConfig) -> str:
 def chart(config: CompareConfig, rows: list[Row]) -> str:
     """The target's metric over rounds, mean and range over seeds."""
     ((metric, target),) = config.target.items()
-    return line_chart([_line(row, metric) for row in rows], title=config.title, x="round", y=metric, level=target)
+    return line_chart([curve(row, metric) for row in rows], title=config.title, x="round", y=metric, level=target)
 
 
-def _line(row: Row, metric: str) -> Line:
+def curve(row: Row, metric: str) -> Line:
+    """One method over rounds: mean and range over its seeds."""
     by_round: dict[int, list[float]] = {}
     for result in row.results:
         for record in result.history:

@@ -31,20 +31,22 @@ class FixedCohorts(Selector):
     weights: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
-        if not self.cohorts or not all(len(cohort) for cohort in self.cohorts):
+        cohorts = tuple(tuple(cohort) for cohort in self.cohorts)
+        if not cohorts or not all(cohorts):
             raise ValueError("FixedCohorts: 'cohorts' must be a list of cohorts, each with at least one client")
-        for i in (i for cohort in self.cohorts for i in cohort):
+        for i in (i for cohort in cohorts for i in cohort):
             if not integer.test(i) or i < 0:
                 raise ValueError(f"FixedCohorts: 'cohorts' must hold client numbers ≥ 0, got {i!r}")
-        object.__setattr__(self, "cohorts", tuple(tuple(int(i) for i in cohort) for cohort in self.cohorts))
+        object.__setattr__(self, "cohorts", tuple(tuple(map(int, cohort)) for cohort in cohorts))
         if self.weights is None:
             return
-        if [len(w) for w in self.weights] != [len(cohort) for cohort in self.cohorts]:
+        weights = tuple(tuple(row) for row in self.weights)
+        if [len(row) for row in weights] != [len(cohort) for cohort in cohorts]:
             raise ValueError("FixedCohorts: 'weights' must hold one number for each client of 'cohorts'")
-        for w in (w for weights in self.weights for w in weights):
+        for w in (w for row in weights for w in row):
             if not non_negative.test(w):
                 raise ValueError(f"FixedCohorts: 'weights' must be ≥ 0, got {w!r}")
-        object.__setattr__(self, "weights", tuple(tuple(float(w) for w in weights) for weights in self.weights))
+        object.__setattr__(self, "weights", tuple(tuple(map(float, row)) for row in weights))
 
     def validate(self, N: int) -> None:
         highest = max(i for cohort in self.cohorts for i in cohort)
