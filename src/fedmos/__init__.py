@@ -7,7 +7,7 @@ from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .callbacks import Callback
-from .catalogue import algorithms, selectors
+from .catalogue import algorithms, availabilities, selectors
 from .data import FederatedData, Normalize, datasets, partition
 from .engine.rounds import DivergenceError
 from .history import History, Record
@@ -16,6 +16,7 @@ from .selection import *  # noqa: F403
 from .selection import __all__ as _selectors
 from .selection.selector import Selector, View
 from .simulation import run
+from .system import Constant, LogNormal, System, Table
 
 __all__ = [
     *_algorithms,
@@ -23,17 +24,22 @@ __all__ = [
     "Algorithm",
     "Callback",
     "ClientContext",
+    "Constant",
     "Context",
     "DivergenceError",
     "FederatedData",
     "Gradient",
     "History",
+    "LogNormal",
     "Normalize",
     "Record",
     "Result",
     "Selector",
+    "System",
+    "Table",
     "View",
     "algorithms",
+    "availabilities",
     "datasets",
     "models",
     "partition",

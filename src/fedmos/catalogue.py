@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,7 +14,10 @@ from . import selection as _selection
 from .algorithm import Algorithm
 from .data import datasets as _datasets
 from .data import partition as _partition
+from .selection.availability import Availability
 from .selection.selector import Selector
+
+K = TypeVar("K")
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
@@ -24,7 +27,17 @@ def algorithms() -> dict[str, type[Algorithm]]:
 
 def selectors() -> dict[str, type[Selector]]:
     """Every selector by name."""
-    return {name: getattr(_selection, name) for name in sorted(_selection.__all__, key=str.lower)}
+    return _kinds(Selector)
+
+
+def availabilities() -> dict[str, type[Availability]]:
+    """Every availability model by name."""
+    return _kinds(Availability)
+
+
+def _kinds(base: type[K]) -> dict[str, type[K]]:
+    found = {name: getattr(_selection, name) for name in sorted(_selection.__all__, key=str.lower)}
+    return {name: kind for name, kind in found.items() if issubclass(kind, base) and kind is not base}
 
 
 def partitions() -> dict[str, type[Any]]:

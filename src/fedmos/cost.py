@@ -1,18 +1,36 @@
-"""Bytes on the wire, from what an algorithm declares."""
+"""Bytes on the wire, from what an algorithm and a selector declare."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from .algorithm import Algorithm
 
 
-def bytes_down(algorithm: Algorithm, t: int, clients: int, size: int, dtype: torch.dtype) -> int:
-    """What a cohort receives in round t. In a round with an extra phase, x travels there and not again."""
-    return clients * len(algorithm.down) * size * dtype.itemsize
+@dataclass(frozen=True)
+class Wire:
+    """What one vector and one number weigh."""
+
+    size: int
+    dtype: torch.dtype
+
+    @property
+    def number(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def vector(self) -> int:
+        return self.size * self.dtype.itemsize
 
 
-def bytes_up(algorithm: Algorithm, t: int, clients: int, size: int, dtype: torch.dtype) -> int:
-    """What a cohort sends in round t, the extra phase included."""
+def client_down(algorithm: Algorithm, wire: Wire) -> int:
+    """Bytes a client receives in a round. With an extra phase, x travels there and not again."""
+    return len(algorithm.down) * wire.vector
+
+
+def client_up(algorithm: Algorithm, t: int, reports: int, wire: Wire) -> int:
+    """Bytes a client sends in round t: its uploads, those of the extra phase, and what it reports to the selector."""
     vectors = len(algorithm.up) + (len(algorithm.prepare_up) if algorithm.prepares(t) else 0)
-    return clients * vectors * size * dtype.itemsize
+    return vectors * wire.vector + reports * wire.number

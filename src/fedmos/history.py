@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from .metrics import is_loss
@@ -24,6 +24,18 @@ class Record:
     bytes_up: int
     seconds: float
     """Time spent on the round, evaluation apart."""
+    available: int | None = None
+    """Clients that could be chosen."""
+    short: bool = False
+    """Whether those were fewer than the cohort was to have."""
+    probed: int = 0
+    """Samples whose loss or gradient clients computed only to be chosen."""
+    late: list[int] = field(default_factory=list)
+    """Clients that missed the deadline."""
+    abandoned: bool = False
+    """Whether the model stayed as it was, for want of updates."""
+    clock: float | None = None
+    """Simulated seconds since the start of the run, at the round's end."""
     train_loss: float | None = None
     train_accuracy: float | None = None
     test_loss: float | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -33,10 +34,7 @@ class Evaluator:
 
     def __call__(self, x: Tensor) -> Metrics:
         task = self._task
-        module = task.model.module
-        was_training = module.training
-        module.eval()
-        try:
+        with evaluation(task):
             entries = torch.arange(len(self._weight), device=x.device)
             train = self._sums(x, (task.samples(part) for part in entries.split(_SAMPLES_AT_ONCE)), self._weight)
             metrics = {f"train_{name}": value for name, value in train.items()}
@@ -49,8 +47,6 @@ class Evaluator:
                 if "accuracy" in test:
                     metrics["accuracy"] = test["accuracy"]
             return metrics
-        finally:
-            module.train(was_training)
 
     def _sums(self, x: Tensor, parts: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> Metrics:
         """Weighted sums of loss and hits over batches of (inputs, targets)."""
@@ -68,6 +64,32 @@ class Evaluator:
                 right = (outputs.argmax(1) == targets).to(torch.float64)
                 hits += (w * (right.flatten(1).mean(1) if right.ndim > 1 else right)).sum()
         return {"loss": float(loss)} | ({} if hits is None else {"accuracy": float(hits)})
+
+
+def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Each client's mean loss and mean squared loss at x over the named samples of its data, in evaluation mode."""
+    owner = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(part) for part in positions]))
+    entries = task.data.offsets[ids][owner] + torch.cat(list(positions))
+    sums = torch.zeros(2, len(ids), dtype=torch.float64)
+    with evaluation(task):
+        for part in torch.arange(len(entries)).split(_SAMPLES_AT_ONCE):
+            inputs, targets = task.samples(entries[part].to(x.device))
+            losses = task.loss.each_or_loop(task.model(x, inputs), targets).to("cpu", torch.float64)
+            sums.index_add_(1, owner[part], torch.stack([losses, losses**2]))
+    mean, squared = sums / torch.tensor([len(part) for part in positions])
+    return mean, squared
+
+
+@contextmanager
+def evaluation(task: Task) -> Iterator[None]:
+    """The model in evaluation mode, for a while."""
+    module = task.model.module
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
 
 
 def has_classes(outputs: Tensor, targets: Tensor) -> bool:

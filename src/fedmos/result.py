@@ -34,6 +34,8 @@ class Result:
     """The state of every client that keeps any; large ones are read from disk as they are asked for."""
     last: Tensor = field(repr=False)
     """The round, from 0, in which each client last took part; −1 for never."""
+    selection: Vectors = field(repr=False)
+    """What the selector and the engine remember of clients: reports, counts, the selector's own state."""
     info: dict[str, Any]
     """What ran, in words and numbers: algorithm, selection, engine, dtype, …"""
     interrupted: bool = False
@@ -61,6 +63,16 @@ class Result:
         record = self.history.first(metric, target)
         return None if record is None else self.history.bytes_until(record)
 
+    def time_to(self, metric: str, target: float) -> float | None:
+        """Simulated seconds until then; None if never, or if the run had no clock (`system=`)."""
+        record = self.history.first(metric, target)
+        return None if record is None else record.clock
+
+    @property
+    def short_rounds(self) -> int:
+        """In how many rounds fewer clients were available than the cohort was to have."""
+        return sum(record.short for record in self.history)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result into a new folder, or over an earlier one; readers never see half of it."""
         path = Path(path)
@@ -68,6 +80,7 @@ class Result:
             raise FileExistsError(f"Cannot save the result in {path} because it holds something else; use a new folder")
         tensors = {"params": self.params, "last": self.last}
         tensors |= {f"server.{name}": v for name, v in self.server_state.items()}
+        tensors |= {f"selection.{name}": v for name, v in self.selection.items()}
         tensors |= {f"client.{i}.{name}": v for i, own in self.clients.items() for name, v in own.items()}
         tensors = {name: v.contiguous().clone() for name, v in tensors.items()}  # safetensors shares no memory
         meta = {"format": FORMAT, "info": self.info, "interrupted": self.interrupted}
@@ -97,10 +110,13 @@ class Result:
             raise ValueError(f"Cannot load a result from {path} because its files are damaged: {error}") from error
         server: Vectors = {}
         clients: dict[int, Vectors] = {}
+        selection: Vectors = {}
         for key, value in tensors.items():
             kind, _, rest = key.partition(".")
             if kind == "server":
                 server[rest] = value
+            elif kind == "selection":
+                selection[rest] = value
             else:
                 i, _, name = rest.partition(".")
                 clients.setdefault(int(i), {})[name] = value
@@ -110,6 +126,7 @@ class Result:
             server_state=server,
             clients=clients,
             last=last,
+            selection=selection,
             info=meta["info"],
             interrupted=meta["interrupted"],
             _model=None if model is None else _filled(model, params),

@@ -90,12 +90,17 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
     # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
-        values = (draws(key, count) * n).to(torch.int64)
-        _, inverse = values.unique(return_inverse=True)
-        first = torch.full((int(inverse.max()) + 1,), count).scatter_reduce(0, inverse, torch.arange(count), "amin")
-        if len(first) >= m:
-            return values[first.sort().values[:m]]
+        values = first_occurrences((draws(key, count) * n).to(torch.int64))
+        if len(values) >= m:
+            return values[:m]
         count *= 2
+
+
+def first_occurrences(values: Tensor) -> Tensor:
+    """The distinct values, in the order of their first appearance."""
+    distinct, inverse = values.unique(return_inverse=True)
+    first = torch.full((len(distinct),), len(values)).scatter_reduce(0, inverse, torch.arange(len(values)), "amin")
+    return values[first.sort().values]
 
 
 def generator(seed: int, purpose: Purpose) -> np.random.Generator:

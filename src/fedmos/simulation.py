@@ -24,7 +24,9 @@ from .history import METRICS, Record, reached
 from .losses import Loss, LossFunction
 from .params import FlatModel
 from .result import Result
+from .selection.availability import Availability
 from .selection.selector import Selector
+from .system import System
 from .validate import Rule, boolean, count, integer, non_negative, none, one_of, positive, require, suggest
 
 _DTYPES = (torch.float32, torch.float64)
@@ -51,7 +53,8 @@ def run(
     dtype: torch.dtype = torch.float32,
     precision: None = None,
     engine: Literal["auto", "loop", "batched"] = "auto",
-    availability: None = None,
+    availability: Availability | None = None,
+    system: System | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
     checkpoint_every: int | None = None,
@@ -78,7 +81,8 @@ def run(
         dtype: torch.float32 or torch.float64.
         precision: reserved for reduced-precision arithmetic; must be None.
         engine: "loop" (the plain reference), "batched" (the cohort as one program), or "auto".
-        availability: reserved for availability models; must be None.
+        availability: who is there in which round, e.g. `fm.Alternating()`; None for everyone.
+        system: a simulated clock with deadlines, e.g. `fm.System(deadline=60, over_select=1.3)`; None for none.
         out: a folder for the result, written at the end and at every checkpoint.
         resume: continue the run in `out`; start anew if there is none, return the result if it is finished.
         checkpoint_every: save in `out` after every so many rounds.
@@ -87,12 +91,15 @@ def run(
 
     Ctrl-C ends the run after the last complete round; the result says `interrupted`.
     """
-    _check_kinds(model, data, algorithm, selection)
+    _check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
+    _check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
     _check_numbers(locals())
     loss_ = Loss(loss)
     device_ = _device(device)
     check_declaration(algorithm)
     selection.validate(len(data))
+    if availability is not None:
+        availability.validate(len(data))
 
     task = Task(
         model=FlatModel(model, device_, dtype),
@@ -113,12 +120,16 @@ def run(
         engine=choose_engine(engine, task),
         lr_decay=lr_decay,
         on_bad_update=on_bad_update,
+        availability=availability,
+        system=system,
         scratch=None if out is None else Path(out).absolute().parent,
     )
     target = _check_target(target, simulation)
     info = {
         "algorithm": repr(algorithm),
         "selection": repr(selection),
+        "availability": repr(availability),
+        "system": repr(system),
         "clients": len(data),
         "parameters": task.model.size,
         "local_steps": local_steps,
@@ -185,17 +196,24 @@ class _Function(Callback):
         self._function(record)
 
 
-def _check_kinds(model: Any, data: Any, algorithm: Any, selection: Any) -> None:
-    for name, value, kind, words in (
-        ("model", model, nn.Module, "a torch.nn.Module"),
-        ("data", data, FederatedData, "a fedmos.FederatedData"),
-        ("algorithm", algorithm, Algorithm, "a fedmos.Algorithm"),
-        ("selection", selection, Selector, "a fedmos.Selector"),
-    ):
+_KINDS = {
+    "model": (nn.Module, "a torch.nn.Module"),
+    "data": (FederatedData, "a fedmos.FederatedData"),
+    "algorithm": (Algorithm, "a fedmos.Algorithm"),
+    "selection": (Selector, "a fedmos.Selector"),
+    "availability": (Availability, "a fedmos.Availability or None"),
+    "system": (System, "a fedmos.System or None"),
+}
+
+
+def _check_kinds(**given: Any) -> None:
+    for name, value in given.items():
+        kind, words = _KINDS[name]
         if not isinstance(value, kind):
             got = f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
             raise ValueError(f"run: '{name}' must be {words}, got {got}")
-    require(type(algorithm).__name__, "lr", getattr(algorithm, "lr", None), positive)
+    if "algorithm" in given:
+        require(type(given["algorithm"]).__name__, "lr", getattr(given["algorithm"], "lr", None), positive)
 
 
 def _is_decay(v: Any) -> bool:
@@ -217,7 +235,6 @@ _RULES = {
     "dtype": one_of(*_DTYPES),
     "precision": none,
     "engine": one_of("auto", "loop", "batched"),
-    "availability": none,
     "resume": boolean,
     "checkpoint_every": count | none,
     "on_bad_update": one_of("stop", "drop"),

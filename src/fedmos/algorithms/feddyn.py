@@ -54,6 +54,10 @@ class AdaBest(Algorithm):
     Server: x̄ = x + Σ_S w_i δ_i;  h ← β (x̄_prev − x̄);  x ← x̄ − h.
 
     Symbols: η = `lr`, μ = `mu`, β = `beta`; x̄ is `x_bar` and starts at x_0.
+
+    Deviations:
+        The mean over the cohort is Σ_S w_i δ_i with the selector's weights, as in FedAvg; with weights that do not
+        sum to one in a round, x̄ moves by more or less than a mean.
     """
 
     lr: float

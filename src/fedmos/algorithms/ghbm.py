@@ -19,7 +19,7 @@ First = Literal["zero", "shared"]
 
 @dataclass(frozen=True, kw_only=True)
 class GHBM(Algorithm):
-    """GHBM (Zaccone, Caldarola & Ciccone, 2023), Algorithm 1.
+    """GHBM (Zaccone, Masone & Ciccone, 2023), equation (6).
 
     Client: y ← y − η g(y) + (β/(τ K_i)) (x_t − x_{t−τ}).
     Server: x ← x + η_s Σ_S w_i δ_i, and keeps its last τ models.
@@ -62,7 +62,7 @@ class GHBM(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGHBM(Algorithm):
-    """LocalGHBM (Zaccone, Caldarola & Ciccone, 2023): GHBM from the model a client received last time.
+    """LocalGHBM (Zaccone, Masone & Ciccone, 2023), Section 3.4: GHBM from the model a client received last time.
 
     Client: y ← y − η g(y) + (β s_i/K_i) (x − r_i);  r_i ← x.
     Server: as FedAvg.
@@ -71,6 +71,9 @@ class LocalGHBM(Algorithm):
     the authors' code, and 1/(t − t_i) with `"elapsed"`, the adaptive τ_i of the text. A client that
     takes part for the first time has no momentum (`first="zero"`), or x_0 for r_i (`"shared"`: everyone
     knows x_0, so nothing more is sent).
+
+    Deviations:
+        The default scale is that of the authors' code; their text reads as "elapsed". No server step size.
     """
 
     lr: float
@@ -96,12 +99,16 @@ class LocalGHBM(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedHBM(Algorithm):
-    """FedHBM (Zaccone, Caldarola & Ciccone, 2023): GHBM from a client's own last model, at FedAvg's cost.
+    """FedHBM (Zaccone, Masone & Ciccone, 2023), Algorithm 1: GHBM from a client's own last model, at FedAvg's cost.
 
     Client: y ← y − η g(y) + (β s_i/K_i) (y − r_i), with y before the step on the right;  r_i ← the final y.
     Server: as FedAvg.
 
     Symbols: as LocalGHBM. With every client in every round s_i is 1, and β = 1 diverges.
+
+    Deviations:
+        As LocalGHBM. Line 6 of the box has the model after the step on its right side, which the step itself
+        defines; we take it before the step.
     """
 
     lr: float

@@ -70,8 +70,8 @@ class FedLomo(Algorithm):
 
     Deviations:
         The paper also compresses what clients send and applies a variance-reduced momentum on the
-        server that needs a second local gradient trajectory; FedMoS compares with the local part, and
-        so do we. It is FedMoS with a = μ = β = 0.
+        server that needs a second local gradient trajectory; this is the local part. It is FedMoS with
+        a = μ = β = 0.
     """
 
     lr: float

@@ -25,6 +25,8 @@ class LocalGradient:
         """The current step; None once local work is over."""
         self._offset = task.data.offsets[ids].to(task.model.device)
         self._losses: dict[int, Tensor] = {}
+        self.samples = torch.zeros(len(ids), dtype=torch.int64)
+        """How many samples' gradients each client has computed."""
 
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean losses, (M,), and their gradients, shaped as y or a row per client."""
@@ -41,6 +43,7 @@ class LocalGradient:
 
     def _take(self, y: Tensor, batch: Batch) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
+        self.samples += batch.size * (torch.ones_like(batch.size) if self.k is None else self.active(self.k))
         if self.k is not None:
             self._losses.setdefault(self.k, loss)
         if self.task.clip is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -12,11 +13,14 @@ import torch
 from torch import Tensor
 
 from ..algorithm import RULES, Algorithm, ClientContext, Context, Reduce, Vectors
-from ..cost import bytes_down, bytes_up
+from ..cost import Wire, client_down, client_up
 from ..history import History, Record
 from ..metrics import Evaluator
 from ..result import Result
-from ..selection.selector import Selector, View
+from ..selection.availability import Availability
+from ..selection.selector import Selector
+from ..system import Clock, System
+from .choosing import Choice, Chooser, Cohort, start_reports
 from .clients import ClientStore
 from .gradients import LocalGradient
 from .local import local_work
@@ -32,20 +36,18 @@ class DivergenceError(RuntimeError):
     """What the run had reached before."""
 
 
-class Cohort(NamedTuple):
-    """Distinct clients in ascending order, whatever order they were drawn in."""
-
-    ids: Tensor
-    weights: Tensor
-    """float64: each client's summed weight."""
-
-
 class Visit(NamedTuple):
-    """What came back from a cohort: the sums, and per chunk the clients kept and their new state."""
+    """What came back from a cohort."""
 
     sums: Vectors
-    states: list[tuple[Tensor, Vectors]]
     kept: Cohort
+    """Those whose uploads count."""
+    states: list[tuple[Tensor, Vectors]]
+    """Per chunk, the clients kept and their new state."""
+    losses: Tensor
+    """Mean training losses of the clients kept."""
+    samples: Tensor
+    """How many samples' gradients each client of the cohort computed."""
 
 
 @dataclass(kw_only=True)
@@ -58,6 +60,8 @@ class Simulation:
     engine: type[LocalGradient]
     lr_decay: Decay = 1.0
     on_bad_update: Literal["stop", "drop"] = "stop"
+    availability: Availability | None = None
+    system: System | None = None
     scratch: Path | None = None
     """Where client state goes that is too large for memory; None for the system's temporary folder."""
 
@@ -74,44 +78,87 @@ class Simulation:
         own = {name: given.get(name, torch.zeros_like(self.x)) for name in self.algorithm.client_state}
         self.clients = ClientStore(self.algorithm.client_state, own, len(data), self.scratch)
         self.evaluator = Evaluator(self.task)
-        self._view = View(seed=self.task.seed, round=0, p=data.importance, n=data.sizes)
+        self.wire = Wire(model.size, model.dtype)
+        self.clock = None if self.system is None else Clock(self.system, len(data), self.task.seed)
+        self.m = getattr(self.selector, "m", None)
+        """The cohort size asked for, before over-selection."""
+        chosen = self.selector if self.system is None else _over_selecting(self.selector, self.system, len(data))
+        self.chooser = Chooser(self.task, self.engine, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
 
     @torch.no_grad()
     def round(self, evaluate: bool) -> Record:
         """Play one round, and evaluate the new model."""
-        began, t, x, algorithm = perf_counter(), self.t, self.x, self.algorithm
+        began, t, x, state, algorithm = perf_counter(), self.t, self.x, self.state, self.algorithm
         self.task.model.module.train()
 
-        cohort = self.draw()
-        ctx = self._context(cohort)
-        state = self.state
-        if algorithm.prepares(t):
-            state = state | self._visit(cohort, ctx, {}, algorithm.prepare_reduce, self._prepare).sums
-        msg = algorithm.broadcast(x, state, ctx)
-        _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
-        visit = self._visit(cohort, ctx, msg, algorithm.reduce, self._work)
-        if len(visit.kept.ids):
+        choice = self.chooser.draw(t, x)
+        cohort, ctx = choice.cohort, self._context(choice.cohort)
+        timing = Timing(self, choice)
+        abandoned = True
+        if len(cohort.ids):
+            if algorithm.prepares(t):
+                prepared = self._visit(cohort, ctx, {}, algorithm.prepare_reduce, self._prepare, timing.note)
+                state = state | prepared.sums
+            msg = algorithm.broadcast(x, state, ctx)
+            _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
+            visit = self._visit(cohort, ctx, msg, algorithm.reduce, self._work, timing.in_time)
+            abandoned = len(visit.kept.ids) < self._quorum(cohort)
+        if abandoned:
+            state = self.state
+        else:
             x, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
             _expect(algorithm, "server", new, self.state, some=True)
             state = state | new
 
-        seconds = perf_counter() - began
-        wire = (t, len(cohort.ids), self.task.model.size, self.task.model.dtype)
         record = Record(
             round=t + 1,
             cohort=cohort.ids.tolist(),
             weights=cohort.weights.tolist(),
-            bytes_down=bytes_down(algorithm, *wire),
-            bytes_up=bytes_up(algorithm, *wire),
-            seconds=seconds,
+            bytes_down=self._bytes_down(choice),
+            bytes_up=self._bytes_up(choice),
+            seconds=perf_counter() - began,
+            available=choice.available,
+            short=choice.available < (self.m or 1),
+            probed=choice.samples,
+            late=timing.late,
+            abandoned=abandoned,
+            clock=None if self.clock is None else self.clock.now + timing.duration(),
             **(self.evaluator(x) if evaluate else {}),
         )
-        for ids, own in visit.states:
-            self.clients.write(ids, own, t)
+        if not abandoned:
+            for ids, own in visit.states:
+                self.clients.write(ids, own, t)
+        self.chooser.commit(choice, *self._reports(choice, None if abandoned else visit), timing.seconds())
+        if self.clock is not None and record.clock is not None:
+            self.clock.now = record.clock
         self.t, self.x, self.state = t + 1, x, state
         self.history.append(record)
         return record
+
+    def _quorum(self, cohort: Cohort) -> int:
+        """How many clients a round needs to count."""
+        share = 0.0 if self.system is None else self.system.quorum
+        return max(1, math.ceil(share * (self.m or len(cohort.ids))))
+
+    def _reports(self, choice: Choice, visit: Visit | None) -> tuple[Tensor, Vectors]:
+        """Who took part, and what each reports to the selector."""
+        if visit is None:
+            return choice.cohort.ids[:0], {}
+        names, kept = self.chooser.selector.reports, visit.kept.ids
+        training = {"loss": visit.losses} if "loss" in names else {}
+        return kept, training | start_reports(self.task, self.x, kept, names)
+
+    def _bytes_down(self, choice: Choice) -> int:
+        """x goes once to everyone asked or chosen, the rest of the message to those chosen."""
+        again = int(torch.isin(choice.cohort.ids, choice.holding).sum())
+        vectors = len(choice.holding) - again
+        return len(choice.cohort.ids) * client_down(self.algorithm, self.wire) + vectors * self.wire.vector
+
+    def _bytes_up(self, choice: Choice) -> int:
+        each = client_up(self.algorithm, self.t, len(self.chooser.selector.reports), self.wire)
+        asked = choice.numbers_up * self.wire.number + choice.vectors_up * self.wire.vector
+        return len(choice.cohort.ids) * each + asked
 
     def metrics(self) -> list[str]:
         """The metrics this federation can measure."""
@@ -126,6 +173,7 @@ class Simulation:
             server_state={name: v.cpu() for name, v in self.state.items()},
             clients=self.clients,
             last=self.clients.last.clone(),
+            selection=self.chooser.to_dict(),
             info=info,
             interrupted=interrupted,
             _model=self.task.model.module_with(self.x),
@@ -138,33 +186,28 @@ class Simulation:
         self.history = History(list(result.history))
         self.state = {name: v.to(device) for name, v in result.server_state.items()}
         self.clients.restore(result.clients, result.last)
-
-    def draw(self) -> Cohort:
-        """This round's cohort; a client drawn more than once trains once, with its weights summed."""
-        self._view.round = self.t
-        drawn, weights = self.selector.select(self._view)
-        ids, place = torch.as_tensor(drawn).unique(return_inverse=True)
-        weights = torch.as_tensor(weights, dtype=torch.float64)
-        if len(ids) == 0:
-            raise ValueError(f"{type(self.selector).__name__}: 'select' must choose at least one client, got none")
-        return Cohort(ids, torch.zeros(len(ids), dtype=torch.float64).index_add(0, place, weights))
+        self.chooser.restore(result.selection, self.clients.last)
+        if self.clock is not None and self.t:
+            self.clock.now = self.history[-1].clock or 0.0
 
     def _context(self, cohort: Cohort) -> Context:
         lr = torch.tensor(self._lr(self.t), dtype=self.task.model.dtype, device=self.task.model.device)
         return Context(t=self.t, lr=lr, N=len(self.task.data), S=len(cohort.ids), W=float(cohort.weights.sum()))
 
-    def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, reduce: Reduce, work: Work) -> Visit:
+    def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, reduce: Reduce, work: Work, admit: Admit) -> Visit:
         """Let every client of the cohort do its work, and sum what they send in ascending order of clients."""
         weight = dict(zip(cohort.ids.tolist(), cohort.weights.tolist(), strict=True))
         sums = {name: torch.zeros_like(self.x) for name in reduce}
-        states, kept = [], []
+        states, kept, losses, samples = [], [], [], []
         for ids in self.engine.chunks(cohort.ids):
             grad = self.engine(self.task, ids, self.t)
             c = self._client_context(ctx, msg, ids, grad)
             uploads, own = work(c, grad)
             uploads, own = ({n: grad.unrows(v, len(ids)) for n, v in vs.items()} for vs in (uploads, own))
-            good = self._finite(ids, uploads | own)
+            good = admit(ids, grad.samples) & self._finite(ids, uploads | own)
             states.append((ids[good], {name: v[good.to(v.device)] for name, v in own.items()}))
+            losses.append(grad.reported().to("cpu", torch.float64)[good])
+            samples.append(grad.samples)
             for row, i in enumerate(ids.tolist()):
                 if not good[row]:
                     continue
@@ -173,12 +216,19 @@ class Simulation:
                 for name, (upload, rule) in reduce.items():
                     factor = {"w": weight[i], "avg": weight[i], "avg/K": weight[i] / K, "p": p}[rule]
                     sums[name] = sums[name] + factor * uploads[upload][row]
-        chosen = torch.tensor(kept, dtype=torch.int64)
+        # Where clients were left out, the others' weights are scaled up to the same sum.
         W = sum(weight[i] for i in kept)
-        scale = {"w": ctx.W / W if W and len(kept) < len(weight) else 1.0, "avg": 1 / W if W else 0.0, "p": 1.0}
-        scale["avg/K"] = scale["avg"]
-        sums = {name: scale[rule] * sums[name] for name, (_, rule) in reduce.items()}
-        return Visit(sums, states, Cohort(chosen, torch.tensor([weight[i] for i in kept], dtype=torch.float64)))
+        mean = 1 / W if W else 0.0
+        scale = {"w": ctx.W * mean if len(kept) < len(weight) else 1.0, "avg": mean, "avg/K": mean, "p": 1.0}
+        return Visit(
+            sums={name: scale[rule] * sums[name] for name, (_, rule) in reduce.items()},
+            kept=Cohort(
+                torch.tensor(kept, dtype=torch.int64), torch.tensor([weight[i] for i in kept], dtype=torch.float64)
+            ),
+            states=states,
+            losses=torch.cat(losses),
+            samples=torch.cat(samples),
+        )
 
     def _client_context(self, ctx: Context, msg: Vectors, ids: Tensor, grad: LocalGradient) -> ClientContext:
         def column(v: Tensor) -> Tensor:
@@ -221,6 +271,69 @@ class Simulation:
 
 
 Work = Callable[[ClientContext, LocalGradient], tuple[Vectors, Vectors]]
+Admit = Callable[[Tensor, Tensor], Tensor]
+"""Whose work counts, given the clients of a chunk and how many samples' gradients each computed."""
+
+
+class Timing:
+    """How long the clients of one round take, on the simulated clock if there is one."""
+
+    def __init__(self, simulation: Simulation, choice: Choice) -> None:
+        self._simulation, self._choice = simulation, choice
+        self._samples = dict.fromkeys(choice.cohort.ids.tolist(), 0)
+        self._seconds: list[Tensor] = []
+        self.late: list[int] = []
+
+    def note(self, ids: Tensor, samples: Tensor) -> Tensor:
+        """Remember the work of an earlier phase; everyone counts."""
+        for i, n in zip(ids.tolist(), samples.tolist(), strict=True):
+            self._samples[i] += n
+        return torch.ones(len(ids), dtype=torch.bool)
+
+    def in_time(self, ids: Tensor, samples: Tensor) -> Tensor:
+        """Who is done before the deadline."""
+        everyone = self.note(ids, samples)
+        clock, sim = self._simulation.clock, self._simulation
+        if clock is None:
+            return everyone
+        down = torch.full((len(ids),), float(client_down(sim.algorithm, sim.wire)))
+        reports = len(sim.chooser.selector.reports)
+        up = torch.full((len(ids),), float(client_up(sim.algorithm, sim.t, reports, sim.wire)))
+        gradients = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
+        losses = sim.task.data.sizes[ids] * any(name != "loss" for name in sim.chooser.selector.reports)
+        self._seconds.append(clock.seconds(ids, down, up, gradients, losses))
+        late = clock.late(self._seconds[-1])
+        self.late += ids[late].tolist()
+        return ~late
+
+    def seconds(self) -> Tensor | None:
+        """What each client of the cohort needed."""
+        return torch.cat(self._seconds) if self._seconds else None
+
+    def duration(self) -> float:
+        """How long the round lasts: first those asked answer, then the cohort works."""
+        clock, asked = self._simulation.clock, self._choice.asked
+        if clock is None:
+            return 0.0
+        seconds = self.seconds()
+        work = 0.0 if seconds is None else clock.duration(seconds)
+        if not asked:
+            return work
+        ids = torch.tensor(list(asked))
+        losses = torch.tensor(list(asked.values()), dtype=torch.float64)
+        vector = torch.full((len(ids),), float(self._simulation.wire.vector))
+        return work + float(clock.seconds(ids, vector, torch.zeros(len(ids)), torch.zeros(len(ids)), losses).max())
+
+
+def _over_selecting(selector: Selector, system: System, N: int) -> Selector:
+    """The selector with a larger m."""
+    if system.over_select == 1:
+        return selector
+    m = getattr(selector, "m", None)
+    if m is None or not is_dataclass(selector):
+        raise ValueError(f"Cannot over-select with {type(selector).__name__} because it has no m; use over_select=1")
+    more: Selector = replace(selector, m=min(N, math.ceil(m * system.over_select)))
+    return more
 
 
 def decayed(lr: float, decay: Decay) -> Callable[[int], float]:

@@ -1,8 +1,32 @@
 """Every way of choosing a round's clients, one file per scheme."""
 
 from .acs import ACS
+from .active import ActiveFL
+from .availability import Alternating, Always, Availability, RandomAvailability, Trace
+from .bernoulli import Bernoulli
+from .cacs import CACS
+from .cyclic import Cyclic
 from .full import FixedCohorts, Full
 from .md import MD
+from .oort import Oort
+from .power_of_choice import PowerOfChoice
 from .uniform import Uniform
 
-__all__ = ["ACS", "MD", "FixedCohorts", "Full", "Uniform"]
+__all__ = [
+    "ACS",
+    "CACS",
+    "MD",
+    "ActiveFL",
+    "Alternating",
+    "Always",
+    "Availability",
+    "Bernoulli",
+    "Cyclic",
+    "FixedCohorts",
+    "Full",
+    "Oort",
+    "PowerOfChoice",
+    "RandomAvailability",
+    "Trace",
+    "Uniform",
+]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..rng import draws
 from ..validate import check, count
-from .md import interval_edges
-from .selector import Selector, View
+from .draws import Intervals
+from .selector import Selector, View, equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class ACS(Selector):
     Clients, sorted by importance, fill m bins of total probability one, client i with m p_i in all; one
     client is drawn from each bin. Weight: (times drawn)/m.
 
-    This is stratified sampling. Lay the m p_i end to end on [0, m): bin j is [j, j+1), and its draw is
-    the client whose interval holds a point uniform there. One sort, then O(m log N) a round.
+    This is stratified sampling. Lay the p_i end to end on [0, 1): bin j is [j/m, (j+1)/m), and its draw
+    is the client whose interval holds a point uniform there. One sort, then O(m log N) a round.
     """
 
     m: int
@@ -30,24 +30,35 @@ class ACS(Selector):
         check(self, m=count)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
-        order, edges = view.once("ACS", lambda: self._layout(view.p))
-        u = torch.arange(self.m) + draws(view.key, self.m)
-        ids = order[torch.searchsorted(edges, u, right=True)]
-        return ids, torch.full((self.m,), 1 / self.m, dtype=torch.float64)
+        intervals = view.once("by p, sorted", lambda: Intervals(view.p, by_importance(view.p)))
+        return one_per_bin(view.key, intervals, self.m), equal(self.m)
 
     def bins(self, p: Tensor) -> Tensor:
         """The probabilities p_{i,j}, (N, m), of drawing client i from bin j."""
         p = torch.as_tensor(p, dtype=torch.float64)
-        order, _ = self._layout(p)
-        right = (self.m * p[order]).cumsum(0)
-        right[-1] = self.m
-        left = torch.cat([torch.zeros(1, dtype=torch.float64), right[:-1]])
-        j = torch.arange(self.m, dtype=torch.float64)
-        overlap = torch.minimum(right[:, None], j + 1) - torch.maximum(left[:, None], j)
-        result = torch.zeros(len(p), self.m, dtype=torch.float64)
-        result[order] = overlap.clamp(min=0)
-        return result
+        return bins_of(p, by_importance(p), self.m)
 
-    def _layout(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        order = p.argsort(descending=True, stable=True)
-        return order, interval_edges(self.m * p[order])
+
+def by_importance(p: Tensor) -> Tensor:
+    """Clients by descending importance, equals by number; as small integers, for there may be very many."""
+    order = p.argsort(descending=True, stable=True)
+    return order.to(torch.int32) if len(p) < 2**31 else order
+
+
+def one_per_bin(key: Tensor, intervals: Intervals, m: int) -> Tensor:
+    """The client at a uniform point of each of m equal bins."""
+    u = (torch.arange(m) + draws(key, m)) / m
+    return intervals.locate(u * intervals.total)
+
+
+def bins_of(p: Tensor, order: Tensor, m: int) -> Tensor:
+    """How much of each client's m p_i lies in each bin, when laid end to end in that order."""
+    order = order.long()
+    right = (m * p[order]).cumsum(0)
+    right[-1] = m
+    left = torch.cat([torch.zeros(1, dtype=torch.float64), right[:-1]])
+    j = torch.arange(m, dtype=torch.float64)
+    overlap = torch.minimum(right[:, None], j + 1) - torch.maximum(left[:, None], j)
+    result = torch.zeros(len(p), m, dtype=torch.float64)
+    result[order] = overlap.clamp(min=0)
+    return result

@@ -55,7 +55,14 @@ class FixedCohorts(Selector):
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
         turn = view.round % len(self.cohorts)
-        if self.weights is not None:
-            return torch.tensor(self.cohorts[turn]), torch.tensor(self.weights[turn], dtype=torch.float64)
-        ids = torch.tensor(self.cohorts[turn]).unique()
+        ids = torch.tensor(self.cohorts[turn])
+        weights = None if self.weights is None else torch.tensor(self.weights[turn], dtype=torch.float64)
+        if view.ids is not None:  # pass over those who are away
+            place = torch.full((int(view.federation or 0),), -1)
+            place[view.ids] = torch.arange(view.N)
+            present = place[ids] >= 0
+            ids, weights = place[ids][present], None if weights is None else weights[present]
+        if weights is not None:
+            return ids, weights
+        ids = ids.unique()
         return ids, proportional(view.p, ids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -13,23 +13,57 @@ from ..rng import Purpose, stream
 
 T = TypeVar("T")
 
+REPORTS = {
+    "loss": "mean over a client's local steps of the loss at each step's first gradient",
+    "start_loss": "mean loss over a client's data at the model it received",
+    "start_squared_loss": "mean squared loss over a client's data at the model it received",
+}
+"""What clients can be asked to report after their local work, one number each."""
+
+
+def _not_asked(*_: Any) -> Tensor:
+    raise ValueError(
+        "Cannot ask clients because this view belongs to no run; use it for selectors that need no answers"
+    )
+
 
 @dataclass(kw_only=True)
 class View:
-    """What a selector sees in a round. Clients are numbered 0 … N−1."""
+    """What a selector sees in a round: the clients available in it, numbered 0 … N−1."""
 
     seed: int
     round: int
+    """From 0."""
     p: Tensor
-    """Importances, float64, summing to one."""
+    """Importances, float64, summing to one over these clients."""
     n: Tensor
     """Numbers of samples."""
+    ids: Tensor | None = None
+    """Each one's number in the whole federation; None where everyone is available."""
+    federation: int | None = None
+    """Clients in the whole federation; None where everyone is available."""
+    reported: Mapping[str, Tensor] = field(default_factory=dict)
+    """For each report the selector declares, what each client last sent; NaN for never."""
+    last: Tensor | None = None
+    """The round each client last took part in, −1 for never."""
+    picks: Tensor | None = None
+    """How often each took part."""
+    durations: Tensor | None = None
+    """Simulated seconds each needed last time, NaN for unknown."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """What the selector chose to remember, under the names it declares; kept and checkpointed by the engine."""
     memo: dict[str, Any] = field(default_factory=dict)
-    """What selectors have derived from p and n; kept for as long as those stay."""
+    """What selectors have derived from p, n and their state; kept for as long as those stay."""
+    ask_losses: Callable[[Tensor, bool], Tensor] = _not_asked
+    ask_gradients: Callable[[Tensor], Tensor] = _not_asked
 
     @property
     def N(self) -> int:
         return len(self.p)
+
+    def here(self, values: Tensor) -> Tensor:
+        """Of values for the whole federation, those of the available clients."""
+        return values if self.ids is None else values[self.ids]
 
     @property
     def key(self) -> Tensor:
@@ -43,9 +77,30 @@ class View:
         value: T = self.memo[name]
         return value
 
+    def probe(self, ids: Tensor, batch: bool = False) -> Tensor:
+        """Losses of these clients at the current model, on all their data or one random batch.
+
+        Each receives x and sends a number; both are counted.
+        """
+        return self.ask_losses(ids, batch)
+
+    def gradients(self, ids: Tensor) -> Tensor:
+        """∇f_i at the current model, a row per client. Each receives x and sends a vector; both are counted."""
+        return self.ask_gradients(ids)
+
 
 class Selector:
     """Draws a round's cohort. Subclass it as a frozen dataclass and write `select`."""
+
+    @property
+    def reports(self) -> Sequence[str]:
+        """What every client of a cohort reports after its work, of `REPORTS`."""
+        return ()
+
+    @property
+    def state(self) -> Sequence[str]:
+        """Names the selector uses in `view.state`."""
+        return ()
 
     def validate(self, N: int) -> None:
         """Refuse a federation of N clients that the selector cannot serve."""
@@ -64,4 +119,9 @@ class Selector:
 def proportional(p: Tensor, ids: Tensor) -> Tensor:
     """p_i / Σ_S p; equal weights where all of those are zero."""
     total = p[ids].sum()
-    return p[ids] / total if total > 0 else torch.full((len(ids),), 1 / len(ids), dtype=torch.float64)
+    return p[ids] / total if total > 0 else equal(len(ids))
+
+
+def equal(m: int) -> Tensor:
+    """1/m each."""
+    return torch.full((m,), 1 / m, dtype=torch.float64)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ..rng import choose
 from ..validate import check, count, one_of
-from .selector import Selector, View, proportional
+from .selector import Selector, View, equal, proportional
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +34,4 @@ class Uniform(Selector):
             case "cohort":
                 return ids, proportional(view.p, ids)
             case _:
-                return ids, torch.full((m,), 1 / m, dtype=torch.float64)
+                return ids, equal(m)

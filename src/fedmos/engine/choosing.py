@@ -1,0 +1,193 @@
+"""Selection inside a run: what a selector is shown, what its questions cost, what clients report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Vectors
+from ..metrics import client_losses
+from ..rng import Purpose, permute, stream
+from ..selection.availability import Always, Availability
+from ..selection.selector import REPORTS, Selector, View
+from .gradients import LocalGradient
+from .task import Task
+
+
+class Cohort(NamedTuple):
+    """Distinct clients in ascending order, whatever order they were drawn in."""
+
+    ids: Tensor
+    weights: Tensor
+    """float64: each client's summed weight."""
+
+
+@dataclass(kw_only=True)
+class Choice:
+    """A round's cohort, and what it took to choose it."""
+
+    cohort: Cohort
+    available: int
+    state: Vectors
+    """The selector's state from now on."""
+    holding: Tensor
+    """Clients that have received x already, ascending."""
+    numbers_up: int = 0
+    """Single numbers that clients sent to be chosen."""
+    vectors_up: int = 0
+    samples: int = 0
+    """Samples whose loss or gradient was computed for it."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """Samples computed by each client asked."""
+
+
+class Chooser:
+    """Draws cohorts, and keeps what the selector wants remembered."""
+
+    def __init__(
+        self,
+        task: Task,
+        engine: type[LocalGradient],
+        selector: Selector,
+        availability: Availability | None,
+        last: Tensor,
+    ) -> None:
+        for name in selector.reports:
+            if name not in REPORTS:
+                raise ValueError(f"{type(selector).__name__}: 'reports' must be of {', '.join(REPORTS)}, got {name!r}")
+        N = len(task.data)
+        self.selector = selector
+        self.state: Vectors = {}
+        self.reported = {name: torch.full((N,), torch.nan, dtype=torch.float64) for name in selector.reports}
+        self.picks = torch.zeros(N, dtype=torch.int64)
+        self.durations = torch.full((N,), torch.nan, dtype=torch.float64)
+        self._task, self._engine, self._last = task, engine, last
+        self._availability = None if isinstance(availability, Always) else availability
+        self._memo: dict[str, object] = {}
+
+    def draw(self, t: int, x: Tensor) -> Choice:
+        """This round's cohort; a client drawn more than once trains once, with its weights summed."""
+        choice = Choice(
+            cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)),
+            available=len(self._task.data),
+            state=dict(self.state),
+            holding=torch.empty(0, dtype=torch.int64),
+        )
+        view = self._view(t, x, choice)
+        if choice.available == 0:
+            return choice
+        drawn, given = self.selector.select(view)
+        unknown = set(view.state) - set(self.selector.state)
+        if unknown:
+            raise ValueError(f"{type(self.selector).__name__}: 'state' must name {', '.join(sorted(unknown))}")
+        ids, place = torch.as_tensor(drawn).unique(return_inverse=True)
+        weights = torch.zeros(len(ids), dtype=torch.float64)
+        weights = weights.index_add(0, place, torch.as_tensor(given, dtype=torch.float64))
+        if len(ids) == 0 and self._availability is None:
+            raise ValueError(f"{type(self.selector).__name__}: 'select' must choose at least one client, got none")
+        choice.cohort = Cohort(_global(view, ids), weights)
+        return choice
+
+    def commit(self, choice: Choice, kept: Tensor, reports: Vectors, durations: Tensor | None) -> None:
+        """Remember a round that took place: who took part, and what they reported."""
+        self.state = choice.state
+        self.picks[kept] += 1
+        for name, values in reports.items():
+            self.reported[name][kept] = values
+        if durations is not None:
+            self.durations[choice.cohort.ids] = durations
+
+    def to_dict(self) -> Vectors:
+        """Everything to be remembered, for a checkpoint."""
+        kept = {f"state.{name}": v for name, v in self.state.items()}
+        kept |= {f"reported.{name}": v for name, v in self.reported.items()}
+        kept |= {"picks": self.picks, "durations": self.durations}
+        return {name: v.clone() for name, v in kept.items()}
+
+    def restore(self, kept: Vectors, last: Tensor) -> None:
+        self._last = last
+        self.state = {name.removeprefix("state."): v for name, v in kept.items() if name.startswith("state.")}
+        self.reported = {name: kept[f"reported.{name}"].clone() for name in self.reported}
+        self.picks, self.durations = kept["picks"].clone(), kept["durations"].clone()
+
+    def _view(self, t: int, x: Tensor, choice: Choice) -> View:
+        data = self._task.data
+        present: Tensor | None = None
+        p, n, memo = data.importance, data.sizes, self._memo
+        if self._availability is not None:
+            present = self._availability.available(self._task.seed, t, len(data)).nonzero().flatten()
+            choice.available = len(present)
+            p, n, memo = data.importance[present], n[present], {}
+            p = p / p.sum() if p.sum() > 0 else torch.full_like(p, 1 / max(1, len(p)))
+
+        def here(v: Tensor) -> Tensor:
+            return v if present is None else v[present]
+
+        view = View(
+            seed=self._task.seed,
+            round=t,
+            p=p,
+            n=n,
+            ids=present,
+            federation=None if present is None else len(data),
+            reported={name: here(v) for name, v in self.reported.items()},
+            last=here(self._last),
+            picks=here(self.picks),
+            durations=here(self.durations),
+            state=choice.state,
+            memo=memo,
+        )
+        view.ask_losses = lambda ids, batch: self._losses(x, t, _global(view, ids), batch, choice)
+        view.ask_gradients = lambda ids: self._gradients(x, t, _global(view, ids), choice)
+        return view
+
+    def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, choice: Choice) -> Tensor:
+        task = self._task
+        sizes = task.data.sizes[ids]
+        B = task.batch_size
+        if batch and B is not None:
+            key = stream(task.seed, t, ids, Purpose.PROBE)
+            order = permute(key, sizes, int(sizes.max()))[:, : min(B, int(sizes.max()))]
+            sizes = sizes.clamp(max=B)
+            positions = [order[row, : int(size)] for row, size in enumerate(sizes)]
+        else:
+            positions = [torch.arange(int(size)) for size in sizes]
+        losses, _ = client_losses(task, x, ids, positions)
+        choice.numbers_up += len(ids)
+        self._count(choice, ids, sizes)
+        return losses
+
+    def _gradients(self, x: Tensor, t: int, ids: Tensor, choice: Choice) -> Tensor:
+        rows = []
+        for chunk in self._engine.chunks(ids):
+            grad = self._engine(self._task, chunk, t)
+            rows.append(grad.unrows(grad.full(grad.start(x)), len(chunk)))
+        choice.vectors_up += len(ids)
+        self._count(choice, ids, self._task.data.sizes[ids])
+        return torch.cat(rows)
+
+    @staticmethod
+    def _count(choice: Choice, ids: Tensor, samples: Tensor) -> None:
+        choice.holding = torch.cat([choice.holding, ids]).unique()
+        choice.samples += int(samples.sum())
+        for i, n in zip(ids.tolist(), samples.tolist(), strict=True):
+            choice.asked[i] = choice.asked.get(i, 0) + n
+
+
+def _global(view: View, ids: Tensor) -> Tensor:
+    """Numbers in the view as numbers in the federation."""
+    return ids if view.ids is None else view.ids[ids]
+
+
+def start_reports(task: Task, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
+    """The reports that speak of a client's data at the model it received."""
+    wanted = [name for name in names if name != "loss"]
+    if not wanted or not len(ids):
+        return {}
+    positions = [torch.arange(int(n)) for n in task.data.sizes[ids]]
+    mean, squared = client_losses(task, x, ids, positions)
+    return {name: {"start_loss": mean, "start_squared_loss": squared}[name] for name in wanted}

@@ -1,0 +1,90 @@
+"""FedMoS's clustered adaptive client selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..validate import check, count, none, whole_number
+from .acs import bins_of, one_per_bin
+from .draws import Intervals
+from .selector import Selector, View, equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class CACS(Selector):
+    """Clustered adaptive client selection (FedMoS, Section IV-C).
+
+    For `warmup` rounds everyone takes part, with weight p_i, in the run's own algorithm. Then every
+    client sends ∇f_i; clients are grouped by the cosine similarity of their gradients, into `clusters`
+    groups (default: m), by agglomerative clustering: Ward linkage on the angles, as in the authors' code.
+    From then on it is ACS with the clients ordered by cluster, clusters by descending Σp and clients
+    within one by descending p, so that each bin holds clients that are alike. Unbiased.
+
+    The warm-up's rounds and bytes, and those of the gradients, are counted like all others.
+
+    Deviations:
+        The model of the warm-up is kept; the authors' code averages only its last client and discards it.
+        A client that was away when the gradients were asked for forms a last cluster with its like.
+    """
+
+    m: int
+    clusters: int | None = None
+    warmup: int = 4
+
+    state = ("cluster",)
+
+    def __post_init__(self) -> None:
+        check(self, m=count, clusters=count | none, warmup=whole_number)
+
+    def select(self, view: View) -> tuple[Tensor, Tensor]:
+        everyone = torch.arange(view.N)
+        if view.round < self.warmup:
+            return everyone, view.p
+        if "cluster" not in view.state:
+            labels = cluster_by_angle(view.gradients(everyone), self.clusters or self.m)
+            view.state["cluster"] = labels if view.ids is None else _spread(labels, view)
+        cluster = view.here(view.state["cluster"])
+        intervals = view.once("by cluster", lambda: Intervals(view.p, by_cluster(view.p, cluster)))
+        return one_per_bin(view.key, intervals, self.m), equal(self.m)
+
+    def bins(self, p: Tensor, cluster: Tensor) -> Tensor:
+        """The probabilities p_{i,j}, (N, m), of drawing client i from bin j, given each client's cluster."""
+        p = torch.as_tensor(p, dtype=torch.float64)
+        return bins_of(p, by_cluster(p, torch.as_tensor(cluster)), self.m)
+
+
+def cluster_by_angle(gradients: Tensor, clusters: int) -> Tensor:
+    """A cluster number for each row: Ward linkage on the angles between rows."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    g = gradients.to(torch.float64).cpu()
+    g = g / g.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    angles = (g @ g.T).clamp(-1, 1).arccos().numpy()
+    if len(angles) == 1:
+        return torch.zeros(1, dtype=torch.int64)
+    np.fill_diagonal(angles, 0.0)
+    tree = linkage(squareform((angles + angles.T) / 2, checks=False), method="ward")
+    return torch.from_numpy(fcluster(tree, min(clusters, len(angles)), criterion="maxclust").astype(np.int64) - 1)
+
+
+def by_cluster(p: Tensor, cluster: Tensor) -> Tensor:
+    """Clients ordered by cluster, clusters by descending Σp, clients within one by descending p."""
+    mass = torch.zeros(int(cluster.max()) + 1, dtype=torch.float64).index_add(0, cluster, p)
+    rank = torch.empty_like(mass, dtype=torch.int64)
+    rank[mass.argsort(descending=True, stable=True)] = torch.arange(len(mass))
+    within = p.argsort(descending=True, stable=True)
+    return within[rank[cluster[within]].argsort(stable=True)]
+
+
+def _spread(labels: Tensor, view: View) -> Tensor:
+    """Labels of the clients at hand as labels of the whole federation; the others share one more."""
+    assert view.ids is not None
+    assert view.federation is not None
+    whole = torch.full((view.federation,), int(labels.max()) + 1)
+    whole[view.ids] = labels
+    return whole

@@ -1,0 +1,34 @@
+"""Cyclic participation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..rng import Purpose, choose, stream
+from ..validate import check, count
+from .selector import Selector, View, proportional
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cyclic(Selector):
+    """One seeded order of the clients cut into consecutive groups of m, one group per round (GHBM, Section 4.4).
+
+    The last group may be smaller. Weights p_i/Σ_S p. Of a group, those away are passed over.
+    """
+
+    m: int
+
+    def __post_init__(self) -> None:
+        check(self, m=count)
+
+    def select(self, view: View) -> tuple[Tensor, Tensor]:
+        N = view.federation or view.N
+        order = choose(stream(view.seed, 0, 1, Purpose.SELECT), N, N)
+        turn = view.round % -(-N // self.m)
+        group = order[turn * self.m : (turn + 1) * self.m]
+        if view.ids is not None:
+            group = torch.isin(view.ids, group).nonzero().flatten()
+        return group, proportional(view.p, group)

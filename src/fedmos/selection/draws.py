@@ -1,0 +1,76 @@
+"""Drawing from a weighted population that may be very large."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..rng import draws, first_occurrences, fold
+
+_BLOCK = 32
+
+
+class Intervals:
+    """Intervals of lengths `mass` laid end to end, in the given order; `locate` says whose interval holds a point.
+
+    Only every 32nd edge is kept; the edges in between are summed up again when they are needed.
+    So a hundred million intervals cost 25 megabytes beside their lengths.
+    """
+
+    def __init__(self, mass: Tensor, order: Tensor | None = None) -> None:
+        self._mass, self._order = mass, order
+        blocks = -(-len(mass) // _BLOCK)
+        sums = torch.empty(blocks, dtype=torch.float64)
+        for start in range(0, len(mass), _BLOCK * 32768):  # in pieces: no second copy of the lengths
+            part = self._lengths(torch.arange(start, min(start + _BLOCK * 32768, len(mass))))
+            sums[start // _BLOCK : start // _BLOCK + -(-len(part) // _BLOCK)] = _padded(part).sum(1)
+        self._edges = torch.cat([torch.zeros(1, dtype=torch.float64), sums.cumsum(0)])
+        self._last = int(sums.nonzero()[-1])
+        self.total = float(self._edges[-1])
+
+    def _lengths(self, places: Tensor) -> Tensor:
+        return self._mass[places if self._order is None else self._order[places].long()]
+
+    def locate(self, u: Tensor) -> Tensor:
+        """Whose interval holds each point of [0, total): never one of length zero, whatever rounding does."""
+        block = (torch.searchsorted(self._edges, u, right=True) - 1).clamp(0, self._last)
+        places = block[:, None] * _BLOCK + torch.arange(_BLOCK)
+        inside = places < len(self._mass)
+        lengths = torch.where(inside, self._lengths(places.clamp(max=len(self._mass) - 1)), 0.0)
+        edges = self._edges[block, None] + lengths.cumsum(1)
+        # Beyond the last interval that has any length there is nothing to find.
+        edges.masked_fill_(lengths.flip(1).cumsum(1).flip(1) - lengths <= 0, torch.inf)
+        place = places.gather(1, torch.searchsorted(edges, u[:, None].contiguous(), right=True)).squeeze(1)
+        return place if self._order is None else self._order[place].long()
+
+
+def _padded(part: Tensor) -> Tensor:
+    extra = -len(part) % _BLOCK
+    return torch.nn.functional.pad(part, (0, extra)).view(-1, _BLOCK)
+
+
+def weighted_choice(key: Tensor, intervals: Intervals, p: Tensor, d: int) -> Tensor:
+    """d distinct clients, drawn one after another, each time ∝ p among those left.
+
+    Drawing with replacement and passing over repeats gives just this; where repeats abound, so do the
+    d smallest of −ln(u_i)/p_i (Efraimidis & Spirakis, 2006).
+    """
+    tries = 4 * d + 32
+    if 2 * d < len(p):
+        drawn = first_occurrences(intervals.locate(draws(key, tries) * intervals.total))
+        if len(drawn) >= d:
+            return drawn[:d]
+    return gumbel_top(fold(key, -1), p.log(), d)
+
+
+def gumbel_top(key: Tensor, log_weight: Tensor, d: int) -> Tensor:
+    """d distinct entries drawn one after another ∝ exp(log_weight); those of weight zero come last, in random order."""
+    u = draws(key, len(log_weight))
+    gumbel = -torch.log(-torch.log(u.clamp(min=2.0**-54)))
+    return torch.where(log_weight.isneginf(), -1e300 + u * 1e299, log_weight + gumbel).topk(d).indices
+
+
+def largest(key: Tensor, values: Tensor, m: int) -> Tensor:
+    """Places of the m largest values, ties in random order."""
+    order = draws(key, len(values)).argsort()
+    return order[values[order].argsort(descending=True, stable=True)[:m]]
