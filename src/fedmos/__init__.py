@@ -2,7 +2,7 @@
 
 __version__ = "0.1.0"
 
-from . import models
+from . import analysis, models
 from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
@@ -39,6 +39,7 @@ __all__ = [
     "Table",
     "View",
     "algorithms",
+    "analysis",
     "availabilities",
     "datasets",
     "models",

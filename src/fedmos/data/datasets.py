@@ -15,6 +15,9 @@ from ..rng import Purpose, generator
 from ..validate import count, integer, require, suggest
 from .federated import FederatedData, Normalize, importance_of, offsets_of
 from .partition import Partition
+from .synthetic import Quadratic, quadratic, synthetic
+
+__all__ = ["Dataset", "Quadratic", "load", "names", "quadratic", "synthetic"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from ..rng import Purpose, generator
-from ..validate import Rule, check, count, none, one_of
+from ..validate import Rule, check, count, none, one_of, positive
 
 Index = np.ndarray
 """int64 positions in the data set."""
@@ -116,6 +116,56 @@ class ByClass:
             held[i, chosen] = True
             taken[chosen] += 1
         return [np.flatnonzero(column) for column in held.T]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirichletByClass:
+    """Power-of-Choice's unbalanced split: each class is shared out by proportions ~ Dir(α·1) over the clients.
+
+    Clients that hold n/K samples or more get none of the next class; the whole is drawn again until everyone
+    has `least` samples, at most `attempts` times. Every sample is given to someone.
+    """
+
+    alpha: float
+    least: int = 10
+    attempts: int = 1000
+
+    def __post_init__(self) -> None:
+        check(self, alpha=positive, least=count, attempts=count)
+
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> list[Index]:
+        n = len(labels)
+        if n < clients * self.least:
+            raise ValueError(
+                f"Cannot give {clients} clients {self.least} samples each because there are {n}; use fewer clients"
+            )
+        rng = generator(seed, Purpose.PARTITION)
+        label = np.unique(labels, return_inverse=True)[1]
+        order = np.argsort(label[shuffled := rng.permutation(n)], kind="stable")
+        pools = np.split(shuffled[order], np.cumsum(np.bincount(label))[:-1])
+        for _ in range(self.attempts):
+            ends = self._shares(rng, [len(pool) for pool in pools], clients)
+            sizes = sum(np.diff(cuts, prepend=0) for cuts in ends)
+            if np.min(sizes) >= self.least:
+                parts = [np.split(pool, cuts[:-1]) for pool, cuts in zip(pools, ends, strict=True)]
+                return [np.concatenate(own) for own in zip(*parts, strict=True)]
+        raise ValueError(
+            f"Cannot give {clients} clients {self.least} samples each in {self.attempts} attempts because α = "
+            f"{self.alpha:g} is so skewed; use a larger 'alpha', fewer clients or a smaller 'least'"
+        )
+
+    def _shares(self, rng: np.random.Generator, sizes: list[int], clients: int) -> list[np.ndarray]:
+        """For each class where the clients' shares of it end."""
+        held = np.zeros(clients)
+        ends = []
+        for size in sizes:
+            q = rng.dirichlet(np.full(clients, self.alpha)) * (held < sum(sizes) / clients)
+            total = q.sum()
+            cuts = (np.cumsum(q / total) * size).astype(np.int64) if total > 0 else np.zeros(clients, np.int64)
+            cuts[-1] = size  # rounding's last sample
+            held += np.diff(cuts, prepend=0)
+            ends.append(cuts)
+        return ends
 
 
 def _choose_classes(rng: np.random.Generator, left: np.ndarray, parts: np.ndarray) -> np.ndarray | None:
