@@ -53,7 +53,7 @@ def test_run_trains_saves_and_resumes(folder):
     assert "not reached" in done.stdout
     result = fm.Result.load(folder / "runs" / "mos")
     assert len(result.history) == 3
-    again = fedmos("run", "mos.toml", "--out", "runs/mos", "--resume", "--set", "rounds=4", cwd=folder)
+    again = fedmos("run", "mos.toml", "--resume", "--set", "rounds=4", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert len(fm.Result.load(folder / "runs" / "mos").history) == 4
 
@@ -149,11 +149,40 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
     assert html.count("<polyline") == 2
     assert "http://" not in html.replace("http://www.w3.org/2000/svg", "")
 
-    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors.safetensors")}
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors-*.safetensors")}
     again = compare(settings, tmp_path, workers=1)
     assert table(settings, again) == (headings, cells)
     assert len(written) == 2 * 2 + 2 * 2
-    assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors.safetensors")}  # nothing ran again
+    assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors-*.safetensors")}  # nothing ran again
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tune": None}, "methods.0.algorithm: FedAvg needs lr"),
+        ({"seeds": [1, 1]}, "seeds must hold different numbers"),
+        ({"tune": {"lr": [0.1], "seed": 0}}, "tune.seed must not be one of seeds"),
+        ({"target": {"acuracy": 0.9}}, "target must name one of"),
+        (
+            {"methods": [{"label": "a", "algorithm": {"name": "FedAvg"}, "selection": {"name": "MD", "m": 999}}]},
+            "'m' must be ≤",
+        ),
+        (
+            {"methods": [{"label": "a", "algorithm": {"name": "FedAvgg"}, "selection": {"name": "MD", "m": 9}}]},
+            "did you mean",
+        ),
+    ],
+)
+def test_a_mistake_in_a_comparison_is_found_before_anything_runs(tmp_path, change, sentence):
+    import importlib.resources
+    import tomllib
+
+    table = tomllib.loads(importlib.resources.files("fedmos").joinpath("configs/demo.toml").read_text())
+    table |= change
+    with pytest.raises(ValueError) as error:
+        compare(config.parse(config.CompareConfig, {k: v for k, v in table.items() if v is not None}), tmp_path)
+    assert sentence in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_demo_is_a_valid_comparison():

@@ -239,3 +239,62 @@ def test_auto_takes_the_loop_for_large_models_on_a_cpu(quick):
     assert quick().info["engine"] == "batched"
     large = nn.Sequential(nn.Flatten(), nn.Linear(64, 3000), nn.Linear(3000, 10))
     assert quick(model=large, rounds=1, device="cpu").info["engine"] == "loop"
+
+
+class Twice(nn.Module):
+    """One dropout layer used twice, and known by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop = nn.Linear(64, 10), nn.Dropout(0.5)
+        self.again = self.drop
+        self.seen = []
+
+    def forward(self, x):
+        ones = torch.ones(len(x), 50)
+        self.seen.append((self.drop(ones), self.again(ones)))
+        return self.linear(x.flatten(1))
+
+
+def test_a_dropout_layer_used_twice_draws_two_masks():
+    how = task(local_steps=1)
+    model = FlatModel(Twice(), torch.device("cpu"), torch.float64)
+    model.module.train()
+    for _ in range(2):
+        model(model.initial(), torch.zeros(3, 64, dtype=torch.float64), torch.tensor([1, 2, 3]))
+    (a, b), (c, d) = model.module.seen
+    assert not torch.equal(a, b)
+    assert torch.equal(a, c)
+    assert torch.equal(b, d)
+    assert how.model.has_dropout is False
+
+
+def test_a_step_that_writes_in_place_does_not_reach_the_server(quick):
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class InPlace(fm.Algorithm):
+        lr: float
+
+        def step(self, y, s, c, grad, k):
+            y -= c.lr * grad(y)
+            return y, s
+
+    assert torch.equal(quick(algorithm=InPlace(lr=0.1), engine="loop").params, quick(engine="loop").params)
+
+
+def test_the_batch_in_finish_is_each_clients_last(quick):
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Late(fm.Algorithm):
+        lr: float
+
+        def finish(self, y, s, c, grad):
+            return {"delta": y - c.lr * grad(y) - c.x}, {}
+
+    runs = [
+        quick(algorithm=Late(lr=0.1), local_steps=None, local_epochs=2, engine=engine, dtype=torch.float64).params
+        for engine in ("loop", "batched")
+    ]
+    assert torch.allclose(*runs, rtol=0, atol=1e-12)

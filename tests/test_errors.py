@@ -58,6 +58,11 @@ BAD_RUNS = {
     "negative label": (classified([0, -1]), "training labels must be ≥ 0, got -1"),
     "real labels": (classified([0.5, 1.0]), "the targets are not class numbers; use loss='mse'"),
     "shapes for mse": (classified([0.5, 1.0]) | {"loss": "mse"}, "for 'mse' they must agree"),
+    "a sum for a loss": (
+        {"loss": lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum")},
+        "'loss' must be a mean",
+    ),
+    "callbacks of numbers": ({"callbacks": [5]}, "run: 'callbacks' must be Callback objects or functions, got 5"),
     "resume without a folder": ({"resume": True}, "run: 'out' must be a folder"),
 }
 
@@ -74,8 +79,15 @@ def test_bad_runs(quick, case, tmp_path):
 
 
 def test_an_occupied_folder_is_refused_before_training(quick, tmp_path):
+    never = [lambda record: pytest.fail("it trained")]
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="holds something else"):
+        quick(out=tmp_path, callbacks=never)
+    with pytest.raises(OSError, match=r"notes\.txt"):
+        quick(out=tmp_path / "notes.txt" / "run", callbacks=never)
+    quick(out=tmp_path / "run")
     with pytest.raises(FileExistsError, match="use resume=True or a new folder"):
-        quick(out=tmp_path, callbacks=[lambda record: pytest.fail("it trained")])
+        quick(out=tmp_path / "run", callbacks=never)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +107,7 @@ def test_an_occupied_folder_is_refused_before_training(quick, tmp_path):
         (lambda: fm.Uniform(m=0), "Uniform: 'm' must be an integer ≥ 1, got 0"),
         (lambda: fm.Uniform(m=True), "Uniform: 'm' must be an integer ≥ 1, got True"),
         (lambda: fm.Uniform(m=3, weights="even"), "Uniform: 'weights' must be one of"),
+        (lambda: fm.FixedCohorts([0, 1]), "FixedCohorts: 'cohorts' must be a list of cohorts, each a list of clients"),
         (lambda: fm.FixedCohorts([]), "FixedCohorts: 'cohorts' must be a list of cohorts"),
         (lambda: fm.FixedCohorts([[0], []]), "each with at least one client"),
         (lambda: fm.FixedCohorts([[-1]]), "FixedCohorts: 'cohorts' must hold client numbers ≥ 0, got -1"),
@@ -128,6 +141,14 @@ class Wrong(fm.Algorithm):
             {"B": ("d", "w")} if self.how == "upload" else {}
         )
 
+    @property
+    def down(self):
+        return ("x", "w") if self.how == "down" else ("x",)
+
+    @property
+    def client_state(self):
+        return "r_i" if self.how == "names" else ()
+
     def finish(self, y, s, c, grad):
         return {"delta": y - c.x} | ({"extra": y} if self.how == "extra" else {}), {"r": y} if self.how == "own" else {}
 
@@ -143,9 +164,48 @@ class Wrong(fm.Algorithm):
         ("extra", "Wrong: 'finish' must return delta, got delta, extra"),
         ("own", "Wrong: 'finish' must return some of nothing, got r"),
         ("state", "Wrong: 'server' must return some of v, got u"),
+        ("down", "Wrong: 'down' must name server state unless 'broadcast' makes it, got w"),
+        ("names", "Wrong: 'client_state' must be a tuple of names, got 'r_i'"),
     ],
 )
 def test_an_algorithm_is_held_to_its_declaration(quick, how, sentence):
     with pytest.raises(ValueError) as error:
         quick(algorithm=Wrong(how=how))
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "sentence"),
+    [
+        ([20], [1.0], "client numbers from 0 to 19, got [20]"),
+        ([-1], [1.0], "client numbers from 0 to 19, got [-1]"),
+        ([0.5], [1.0], "client numbers from 0 to 19"),
+        ([0, 1], [1.0], "a weight ≥ 0 for each client, got [1.0]"),
+        ([0], [float("nan")], "a weight ≥ 0 for each client"),
+        ([], [], "at least one client, got none"),
+    ],
+)
+def test_a_selector_is_held_to_its_contract(quick, ids, weights, sentence):
+    class Scripted(fm.Selector):
+        def select(self, view):
+            return torch.tensor(ids), torch.tensor(weights)
+
+    with pytest.raises(ValueError) as error:
+        quick(selection=Scripted())
+    assert sentence in str(error.value)
+
+
+def test_a_partition_is_held_to_its_contract():
+    class Odd:
+        def __init__(self, parts):
+            self.parts = parts
+
+        def split(self, labels, clients, seed):
+            return self.parts
+
+    digits = fm.datasets.load("digits")
+    for parts, sentence in (([[0]], "2 parts, got 1"), ([[0], []], "none for client 1"), ([[0], [9999]], "got 9999")):
+        with pytest.raises(ValueError, match=sentence):
+            digits.partition(Odd(parts), clients=2)
+    with pytest.raises(ValueError, match="'scheme' must be a partition"):
+        digits.partition(fm.partition.IID, clients=2)

@@ -326,3 +326,105 @@ def test_importing_is_light():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )
+
+
+def test_an_empty_folder_is_as_good_as_none(quick, tmp_path):
+    first = quick(out=tmp_path, resume=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    assert torch.equal(fm.Result.load(tmp_path).params, first.params)
+    quick(out=tmp_path, resume=True, rounds=5)
+    assert len(fm.Result.load(tmp_path).history) == 5
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert len(list(tmp_path.glob("tensors-*"))) == 1
+
+
+def test_resuming_with_other_data_or_another_model_is_refused(quick, digits, tmp_path):
+    quick(out=tmp_path / "run")
+    other = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=20, seed=1)
+    with pytest.raises(ValueError, match="its 'data' is"):
+        quick(out=tmp_path / "run", resume=True, data=other, rounds=5)
+    with pytest.raises(ValueError, match="its 'model' is"):
+        quick(
+            out=tmp_path / "run",
+            resume=True,
+            model=nn.Sequential(nn.Flatten(), nn.Identity(), nn.Linear(64, 10)),
+            rounds=5,
+        )
+
+
+def test_numpy_numbers_are_numbers(quick, tmp_path):
+    plain = quick(seed=3, weight_decay=0.5)
+    numpy = quick(
+        seed=np.int64(3),
+        rounds=np.int64(3),
+        batch_size=np.int32(4),
+        weight_decay=np.float32(0.5),
+        target={"accuracy": np.float32(2)},
+        out=tmp_path / "run",
+    )
+    assert torch.equal(plain.params, numpy.params)
+
+
+def test_an_interrupted_commit_is_completed(quick, monkeypatch):
+    """Ctrl-C while a round's results are put away: the round counts as a whole."""
+    from fedmos.engine.clients import ClientStore
+
+    write, calls = ClientStore.write, []
+
+    def interrupted(self, ids, own, t):
+        write(self, ids, own, t)
+        calls.append(t)
+        if len(calls) == 6:  # within the second round's four clients
+            raise KeyboardInterrupt
+
+    whole = quick(engine="loop", algorithm=fm.Scaffold(lr=0.1), rounds=2)
+    monkeypatch.setattr(ClientStore, "write", interrupted)
+    cut = quick(engine="loop", algorithm=fm.Scaffold(lr=0.1), rounds=9)
+    assert cut.interrupted
+    assert len(cut.history) == 2
+    assert torch.equal(cut.params, whole.params)
+    assert all(torch.equal(cut.client_state(i)["c_i"], whole.client_state(i)["c_i"]) for i in whole.clients)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_one_number_losses_and_named_ones_do_the_same(quick, digits, engine):
+    """A loss of shape (1,), one named like ours, and labels of integers for bce."""
+
+    def mse(outputs, targets):
+        return (nn.functional.one_hot(targets, 10) - outputs).square().mean().reshape(1)
+
+    assert quick(engine=engine, loss=mse).history[-1].train_loss < 1
+    bits = fm.FederatedData.from_arrays([(np.eye(4, dtype=np.float32), [[0], [1], [1], [0]])] * 2)
+    result = quick(model=nn.Linear(4, 1), data=bits, selection=fm.Full(), loss="bce", engine=engine, rounds=30)
+    assert result.history[-1].train_loss < result.history[0].train_loss
+
+
+def test_ghbm_remembers_models_of_rounds_without_updates():
+    """Nobody is there in round 1 (from 0), and x_1 = x_2 is still what round 3 looks back on, with τ = 2."""
+    data = fm.FederatedData.from_arrays([(np.ones((1, 1)), [[0.0]])])
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    runs = fm.run(
+        model,
+        data,
+        fm.GHBM(lr=0.1, tau=2, beta=0.5),
+        fm.Full(),
+        rounds=4,
+        local_steps=1,
+        loss="mse",
+        dtype=torch.float64,
+        availability=fm.Trace([(0, 0, 1), (0, 2, 9)]),
+    )
+    x = [1.0]
+    for t in range(4):
+        momentum = x[t] - x[t - 2] if t >= 2 else 0.0
+        x.append(x[t] if t == 1 else x[t] - 0.1 * 2 * x[t] + 0.25 * momentum)
+    assert float(runs.params) == pytest.approx(x[4], abs=1e-14)
+
+
+def test_stored_samples_become_the_models_inputs(quick, digits):
+    result = quick()
+    scores = result.model(digits.inputs(digits.test[0]))
+    hits = (scores.argmax(1) == digits.test[1]).double().mean()
+    assert float(hits) == pytest.approx(result.history[-1].accuracy)

@@ -165,3 +165,7 @@ class Algorithm:
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         """The next model and server state (names left out stay as they were)."""
         return x + agg["A"], {}
+
+    def idle(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
+        """Server state that changes even in a round that brought no update, and so leaves x as it is."""
+        return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
@@ -37,7 +38,8 @@ class Progress(Callback):
 
     @classmethod
     def wanted(cls) -> bool:
-        return sys.stderr.isatty()
+        """On a terminal, and not in one of several processes that would write over each other."""
+        return sys.stderr.isatty() and multiprocessing.parent_process() is None
 
     def on_start(self, rounds: int, done: int) -> None:
         self._rounds, self._done, self._began = rounds, done, perf_counter()

@@ -98,7 +98,8 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     for row in cells:
         table.add_row(*row)
     console.print(table)
-    (out / "report.html").write_text(page.html(settings, rows, configuration.read_text("utf-8")), encoding="utf-8")
+    source = configuration.read_text("utf-8") + "".join(f"\n# --set {override}" for override in overrides)
+    (out / "report.html").write_text(page.html(settings, rows, source), encoding="utf-8")
     (out / "curves.svg").write_text(page.chart(settings, rows), encoding="utf-8")
     console.print(f"Trained for {seconds:.0f} s. Report: {out / 'report.html'}", highlight=False)
 
@@ -116,7 +117,8 @@ def run(
     from . import config
 
     settings = config.load(config.RunConfig, configuration, set_ or [])
-    folder = out or (Path(settings.out) if settings.out else _free(Path("runs") / configuration.stem))
+    named = Path("runs") / configuration.stem
+    folder = out or (Path(settings.out) if settings.out else named if resume else _free(named))
     result = settings.run(
         settings.algorithm,
         settings.selection,

@@ -59,6 +59,7 @@ class Job(NamedTuple):
 
 def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, workers: int | None = None) -> list[Row]:
     """Run every method for every seed, each with the best step size of the grid if the configuration asks to tune."""
+    config.check()
     workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import fedmos as fm
 
 from . import catalogue
+from .history import METRICS
 from .validate import suggest
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -129,13 +130,37 @@ def _one_target(target: dict[str, float]) -> dict[str, float]:
 
 
 class CompareConfig(Training):
-    """Methods × seeds: `fedmos demo`."""
+    """Methods × seeds: `fedmos compare`."""
 
     title: str
     target: Annotated[dict[str, float], AfterValidator(_one_target)]
     seeds: Annotated[list[int], Field(min_length=1)]
     methods: Annotated[list[Method], Field(min_length=1)]
     tune: Tuning | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CompareConfig:
+        for name, values in (("seeds", self.seeds), ("tune.lr", self.tune.lr if self.tune else [])):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} must hold different numbers")
+        if self.tune is not None and self.tune.seed in self.seeds:
+            raise ValueError("tune.seed must not be one of seeds, or the table would be of the seed it was tuned on")
+        (metric,) = self.target
+        if metric not in METRICS:
+            raise ValueError(f"target must name one of {', '.join(METRICS)}{suggest(metric, METRICS)}")
+        return self
+
+    def check(self) -> None:
+        """Build every method once, so that a mistake in the last is found before the first has run."""
+        for i, method in enumerate(self.methods):
+            fields = method.algorithm.fields
+            if self.tune is not None:
+                fields = {"lr": self.tune.lr[0]} | fields
+            build(f"methods.{i}.algorithm", Choice(name=method.algorithm.name, **fields), catalogue.algorithms())
+            selector = build(f"methods.{i}.selection", method.selection, catalogue.selectors())
+            selector.validate(self.data.clients)
+        self.make_model(self.seeds[0])
+        self.make_data(self.seeds[0])
 
 
 C = TypeVar("C", bound=BaseModel)
@@ -189,13 +214,13 @@ def build(where: str, choice: Choice, known: Mapping[str, Callable[..., Any]]) -
 
 def _sentence(kind: type[BaseModel], error: Any) -> str:
     """A pydantic error as "field: what is wrong, got value"."""
-    path = ".".join(str(part) for part in error["loc"])
+    path = ".".join(str(part) for part in error["loc"] if "[" not in str(part) and "-" not in str(part))
     if error["type"] == "extra_forbidden":
         return f"{path}: unknown field{suggest(str(error['loc'][-1]), kind.model_fields)}"
     if error["type"] == "missing":
         return f"{path}: must be given"
     message = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{path}: {message}, got {error['input']!r}"
+    return f"{path}: {message}, got {error['input']!r}" if path else message
 
 
 def _override(table: dict[str, Any], override: str) -> None:

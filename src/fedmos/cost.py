@@ -27,7 +27,8 @@ class Wire:
 
 def client_down(algorithm: Algorithm, wire: Wire) -> int:
     """Bytes a client receives in a round. With an extra phase, x travels there and not again."""
-    return len(algorithm.down) * wire.vector
+    rows = dict(name if isinstance(name, tuple) else (name, 1) for name in algorithm.server_state)
+    return sum(rows.get(name, 1) for name in algorithm.down) * wire.vector
 
 
 def client_up(algorithm: Algorithm, t: int, reports: int, wire: Wire) -> int:

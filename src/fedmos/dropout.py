@@ -17,30 +17,43 @@ class StreamDropout(nn.Module):
     """Drops single numbers, or whole channels if `channels`, with probability p."""
 
     key: Tensor
+    calls: int
+    """How often it was applied in the current pass, so that a layer used twice draws two masks."""
 
     def __init__(self, p: float, channels: bool) -> None:
         super().__init__()
-        self.p, self.channels = p, channels
+        self.p, self.channels, self.calls = p, channels, 0
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        if self.p == 1:
+            return torch.zeros_like(x)
+        if len(x) != len(self.key):
+            raise ValueError(
+                f"Cannot apply dropout to {len(x)} rows because the batch has {len(self.key)} samples; "
+                "keep the samples on the first axis"
+            )
+        key = fold(self.key, self.calls)
+        self.calls += 1
         shape = x.shape[1:2] if self.channels else x.shape[1:]
         counter = torch.arange(shape.numel(), device=x.device)
-        kept = uniform(fold(self.key.unsqueeze(-1), counter)) >= self.p
+        kept = uniform(fold(key.unsqueeze(-1), counter)) >= self.p
         kept = kept.view(-1, *shape, *[1] * (x.ndim - 1 - len(shape)))
         return torch.where(kept, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def replace_dropout(model: nn.Module) -> list[str]:
-    """Replace the dropout layers of `model` in place; the names of their key buffers, in order."""
-    names = []
-    for name, module in list(model.named_modules()):
+def replace_dropout(model: nn.Module) -> dict[str, StreamDropout]:
+    """Replace the dropout layers of `model` in place; each new layer by the name of its key buffer."""
+    new: dict[int, StreamDropout] = {}
+    layers = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
         if type(module) not in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d):
             continue
+        if id(module) not in new:
+            new[id(module)] = StreamDropout(module.p, channels=type(module) is not nn.Dropout)
+            layers[f"{name}.key"] = new[id(module)]
         parent, _, child = name.rpartition(".")
-        channels = type(module) is not nn.Dropout
-        setattr(model.get_submodule(parent), child, StreamDropout(module.p, channels))
-        names.append(f"{name}.key")
-    return names
+        setattr(model.get_submodule(parent), child, new[id(module)])
+    return layers

@@ -31,22 +31,27 @@ class Loss:
         if not isinstance(loss, str) and not callable(loss):
             raise ValueError(f"run: 'loss' must be a callable or one of {', '.join(_NAMED)}, got {loss!r}")
         self.name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        self._named = _NAMED[loss] if isinstance(loss, str) else None
+        self.named = loss if isinstance(loss, str) else None
+        """Which of the built-in losses it is, if any."""
         self._mean: LossFunction = _NAMED[loss] if isinstance(loss, str) else loss
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return self._mean(outputs, targets)
+        return self._mean(outputs, self._fitting(outputs, targets)).reshape(())
+
+    def _fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Class numbers where outputs are to be compared with numbers become numbers."""
+        return targets.to(outputs.dtype) if self.named in ("mse", "bce") else targets
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One number per sample, whose mean is the loss."""
-        if self._named is not None:
-            terms = self._named(outputs, targets, reduction="none")
+        if self.named is not None:
+            terms = _NAMED[self.named](outputs, self._fitting(outputs, targets), reduction="none")
             return terms.flatten(1).mean(1) if terms.ndim > 1 else terms
-        return vmap(lambda o, t: self._mean(o[None], t[None]))(outputs, targets)
+        return vmap(lambda o, t: self._mean(o[None], t[None]).reshape(()))(outputs, targets)
 
     def each_or_loop(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """`each`, also for a callable that cannot be vectorised."""
         try:
             return self.each(outputs, targets)
         except RuntimeError:
-            return torch.stack([self._mean(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+            return torch.stack([self.mean(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])

@@ -87,11 +87,14 @@ def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     Scale and shift are kept. Running statistics are not: GroupNorm has none, which is the point.
     """
     model = copy.deepcopy(model)
-    for name, module in list(model.named_modules()):
+    new: dict[int, nn.GroupNorm] = {}  # a layer used in two places stays one layer
+    for name, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue
         channels = module.num_features
-        norm = nn.GroupNorm(math.gcd(groups, channels), channels, eps=module.eps, affine=module.affine)
+        norm = new.setdefault(
+            id(module), nn.GroupNorm(math.gcd(groups, channels), channels, eps=module.eps, affine=module.affine)
+        )
         if module.affine:
             norm.weight, norm.bias = module.weight, module.bias
         if not name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ class FlatModel:
             raise ValueError("Cannot train the model because it has no trainable parameters")
         self._original = model
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
-        self._keys = replace_dropout(self.module)
+        self._dropout = replace_dropout(self.module)
         self._places = [_places(self.module, name) for name, _ in trainable]
         self._shapes = [p.shape for _, p in trainable]
         self._sizes = [p.numel() for _, p in trainable]
@@ -37,7 +38,12 @@ class FlatModel:
 
     @property
     def has_dropout(self) -> bool:
-        return bool(self._keys)
+        return bool(self._dropout)
+
+    def fingerprint(self) -> str:
+        """Names and shapes of the parameters, hashed; their values are in every checkpoint."""
+        text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def initial(self) -> Tensor:
         """The parameters the module came with."""
@@ -48,7 +54,9 @@ class FlatModel:
         parts = zip(self._places, y.split(self._sizes), self._shapes, strict=True)
         values = {place: v.view(shape) for places, v, shape in parts for place in places}
         if keys is not None:
-            values |= {name: fold(keys, layer) for layer, name in enumerate(self._keys)}
+            for number, (name, layer) in enumerate(self._dropout.items()):
+                values[name] = fold(keys, number)
+                layer.calls = 0
         output: Tensor = functional_call(self.module, values, (inputs,), tie_weights=False)
         return output
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ class Result:
     """Model, state and history of a run, finished or interrupted."""
 
     params: Tensor
-    """The final model as a flat CPU tensor, in the order of `model.named_parameters()`."""
+    """The final model's trainable parameters as a flat CPU tensor, in the order of `model.named_parameters()`."""
     history: History
     server_state: Vectors
     clients: Mapping[int, Vectors] = field(repr=False)
@@ -51,7 +51,7 @@ class Result:
 
     def client_state(self, i: int) -> Vectors:
         """What client i keeps; empty if the algorithm keeps nothing or the client never took part."""
-        return self.clients.get(i, {})
+        return self.clients.get(int(i), {})
 
     def rounds_to(self, metric: str, target: float) -> int | None:
         """The first round, from 1, whose metric reached the target; None if none did."""
@@ -74,26 +74,33 @@ class Result:
         return sum(record.short for record in self.history)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result into a new folder, or over an earlier one; readers never see half of it."""
+        """Write the result into a folder, over an earlier result if there is one; readers never see half of it.
+
+        Tensors go into a new file, then `result.json` is replaced by one that names it.
+        """
         path = Path(path)
-        if path.exists() and not (path / "result.json").exists():
+        if not may_hold_result(path):
             raise FileExistsError(f"Cannot save the result in {path} because it holds something else; use a new folder")
         tensors = {"params": self.params, "last": self.last}
         tensors |= {f"server.{name}": v for name, v in self.server_state.items()}
         tensors |= {f"selection.{name}": v for name, v in self.selection.items()}
         tensors |= {f"client.{i}.{name}": v for i, own in self.clients.items() for name, v in own.items()}
-        tensors = {name: v.contiguous().clone() for name, v in tensors.items()}  # safetensors shares no memory
-        meta = {"format": FORMAT, "info": self.info, "interrupted": self.interrupted}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        safetensors.torch.save_file(tensors, temporary / "tensors.safetensors")
-        (temporary / "result.json").write_text(json.dumps(meta | {"history": self.history.to_records()}))
-        old = path.with_name(f".{path.name}.{os.getpid()}.old")
-        if path.exists():
-            path.rename(old)
-        temporary.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        path.mkdir(parents=True, exist_ok=True)
+        old = set(path.glob("tensors-*.safetensors"))
+        name = f"tensors-{len(self.history)}-{secrets.token_hex(4)}.safetensors"
+        meta = {"format": FORMAT, "tensors": name, "info": self.info, "interrupted": self.interrupted}
+        text = json.dumps(meta | {"history": self.history.to_records()})
+        new = [path / name, path / f".{name}.json"]
+        try:
+            safetensors.torch.save_file({name: v.contiguous() for name, v in tensors.items()}, new[0])
+            new[1].write_text(text)
+            new[1].replace(path / "result.json")
+        except BaseException:
+            for file in new:
+                file.unlink(missing_ok=True)
+            raise
+        for file in old:
+            file.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Result:
@@ -101,11 +108,17 @@ class Result:
         path = Path(path)
         try:
             meta = json.loads((path / "result.json").read_text())
-            tensors = safetensors.torch.load_file(path / "tensors.safetensors")
+            if meta["format"] != FORMAT:
+                raise ValueError(f"they are of format {meta['format']!r}, and this fedmos reads {FORMAT}")
+            tensors = safetensors.torch.load_file(path / Path(meta["tensors"]).name)
             history = History([Record(**record) for record in meta["history"]])
             params, last = tensors.pop("params"), tensors.pop("last")
-        except FileNotFoundError:
-            raise FileNotFoundError(f"Cannot load a result from {path} because there is none") from None
+            info, interrupted = meta["info"], meta["interrupted"]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            what = (
+                "there is none" if Path(str(error.filename)).name == "result.json" else f"{error.filename} is missing"
+            )
+            raise FileNotFoundError(f"Cannot load a result from {path} because {what}") from None
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             raise ValueError(f"Cannot load a result from {path} because its files are damaged: {error}") from error
         server: Vectors = {}
@@ -127,10 +140,15 @@ class Result:
             clients=clients,
             last=last,
             selection=selection,
-            info=meta["info"],
-            interrupted=meta["interrupted"],
+            info=info,
+            interrupted=interrupted,
             _model=None if model is None else _filled(model, params),
         )
+
+
+def may_hold_result(path: Path) -> bool:
+    """Whether a folder is new, empty, or a result's."""
+    return not path.exists() or (path / "result.json").exists() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _filled(model: nn.Module, params: Tensor) -> nn.Module:

@@ -34,7 +34,7 @@ class Purpose(IntEnum):
 
 def _signed(value: int) -> int:
     """The int64 with the same 64 bits as `value`."""
-    return (value + 2**63) % 2**64 - 2**63
+    return (int(value) + 2**63) % 2**64 - 2**63
 
 
 _GAMMA = _signed(0x9E3779B97F4A7C15)

@@ -23,11 +23,11 @@ from .engine.task import Task, on_device
 from .history import METRICS, Record, reached
 from .losses import Loss, LossFunction
 from .params import FlatModel
-from .result import Result
+from .result import Result, may_hold_result
 from .selection.availability import Availability
 from .selection.selector import Selector
 from .system import System
-from .validate import Rule, boolean, count, integer, non_negative, none, one_of, positive, require, suggest
+from .validate import Rule, boolean, count, integer, non_negative, none, number, one_of, positive, require, suggest
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -93,7 +93,12 @@ def run(
     """
     _check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
     _check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
-    _check_numbers(locals())
+    _check_settings(locals())
+    rounds, eval_every, seed, weight_decay = int(rounds), int(eval_every), int(seed), float(weight_decay)
+    local_steps, local_epochs, batch_size, checkpoint_every = (
+        None if v is None else int(v) for v in (local_steps, local_epochs, batch_size, checkpoint_every)
+    )
+    clip = None if clip is None else float(clip)
     loss_ = Loss(loss)
     device_ = _device(device)
     check_declaration(algorithm)
@@ -139,6 +144,7 @@ def run(
         "lr_decay": {str(k): v for k, v in lr_decay.items()} if isinstance(lr_decay, Mapping) else lr_decay,
         "weight_decay": weight_decay,
         "clip": clip,
+        "on_bad_update": on_bad_update,
         "seed": seed,
         "dtype": str(dtype).removeprefix("torch."),
         "engine": simulation.engine.name,
@@ -147,10 +153,12 @@ def run(
         "versions": {"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
 
+    if out is not None:
+        info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
     earlier = _earlier(out, resume, info)
     if earlier is not None:
         simulation.restore(earlier)
-    watchers = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
+    watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
     if Progress.wanted():
         watchers.append(Progress(type(algorithm).__name__))
 
@@ -238,12 +246,17 @@ _RULES = {
     "resume": boolean,
     "checkpoint_every": count | none,
     "on_bad_update": one_of("stop", "drop"),
+    "callbacks": Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
+    "out": Rule("a path or None", lambda v: v is None or isinstance(v, str | os.PathLike)),
 }
 
 
-def _check_numbers(given: Mapping[str, Any]) -> None:
+def _check_settings(given: Mapping[str, Any]) -> None:
     for name, rule in _RULES.items():
         require("run", name, given[name], rule)
+    for callback in given["callbacks"] or ():
+        if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
+            raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {callback!r}")
     if (given["local_steps"] is None) == (given["local_epochs"] is None):
         got = "both" if given["local_steps"] is not None else "neither"
         raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
@@ -270,10 +283,10 @@ def _check_target(target: Mapping[str, float] | None, simulation: Simulation) ->
         raise ValueError(f"run: 'target' must map metrics to numbers, got {target!r}")
     for metric, value in target.items():
         if metric not in known:
-            hint = suggest(metric, known) if metric not in METRICS else " (this federation cannot measure it)"
+            hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), known)
             raise ValueError(f"run: 'target' must name one of {', '.join(known)}, got {metric!r}{hint}")
-        require("run", f"target[{metric!r}]", value, Rule("a number", lambda v: isinstance(v, int | float) and v == v))
-    return target
+        require("run", f"target[{metric!r}]", value, number)
+    return {metric: float(value) for metric, value in target.items()}
 
 
 def _met(target: Mapping[str, float], record: Record) -> bool:
@@ -282,7 +295,12 @@ def _met(target: Mapping[str, float], record: Record) -> bool:
 
 def _earlier(out: str | os.PathLike[str] | None, resume: bool, info: Mapping[str, Any]) -> Result | None:
     """The saved state to continue from. A folder that holds anything else is refused before work begins."""
-    if out is None or not Path(out).exists():
+    if out is None:
+        return None
+    if not may_hold_result(Path(out)):
+        raise FileExistsError(f"Cannot write the run to {out} because it holds something else; use a new folder")
+    if not (Path(out) / "result.json").exists():
+        Path(out).mkdir(parents=True, exist_ok=True)  # so that a folder that cannot be written to is noticed now
         return None
     if not resume:
         raise FileExistsError(f"Cannot write the run to {out} because it exists; use resume=True or a new folder")

@@ -29,6 +29,7 @@ def _integer(v: Any) -> bool:
     return isinstance(v, Integral) and not isinstance(v, bool)
 
 
+number = Rule("a number", _number)
 positive = Rule("> 0", lambda v: _number(v) and v > 0)
 non_negative = Rule("≥ 0", lambda v: _number(v) and v >= 0)
 fraction = Rule("in [0, 1]", lambda v: _number(v) and 0 <= v <= 1)

@@ -55,9 +55,12 @@ class GHBM(Algorithm):
         return y - c.lr * grad(y) + self.beta / (self.tau * c.K) * c.msg["m"], s
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        return x + self.server_lr * agg["A"], self.idle(x, state, ctx)
+
+    def idle(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
         models = state["models"].clone()
         models[ctx.t % self.tau] = x
-        return x + self.server_lr * agg["A"], {"models": models}
+        return {"models": models}
 
 
 @dataclass(frozen=True, kw_only=True)

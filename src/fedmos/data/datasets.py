@@ -39,7 +39,11 @@ class Dataset:
         """Divide the training samples among `clients` clients; the test samples stay with the server."""
         require("partition", "clients", clients, count)
         require("partition", "seed", seed, integer)
-        parts = scheme.split(self.y_train, clients, seed)
+        if isinstance(scheme, type) or not hasattr(scheme, "split"):
+            raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {scheme!r}")
+        clients, seed = int(clients), int(seed)
+        parts = [np.asarray(part, dtype=np.int64) for part in scheme.split(self.y_train, clients, seed)]
+        _check_parts(parts, clients, len(self.y_train))
         sizes = torch.tensor([len(part) for part in parts])
         return FederatedData(
             x=torch.from_numpy(self.x_train),
@@ -50,6 +54,16 @@ class Dataset:
             test=(torch.from_numpy(self.x_test), torch.from_numpy(self.y_test)),
             normalize=self.normalize,
         )
+
+
+def _check_parts(parts: list[np.ndarray], clients: int, samples: int) -> None:
+    if len(parts) != clients:
+        raise ValueError(f"partition: 'scheme' must give {clients} parts, got {len(parts)}")
+    for i, part in enumerate(parts):
+        if len(part) == 0:
+            raise ValueError(f"partition: 'scheme' must give every client a sample, got none for client {i}")
+        if part.min() < 0 or part.max() >= samples:
+            raise ValueError(f"partition: 'scheme' must give samples from 0 to {samples - 1}, got {part.max()}")
 
 
 _NORMALIZE = {
@@ -101,11 +115,28 @@ def _from_npz(name: str, root: str | os.PathLike[str] | None) -> Dataset:
             x_train, y_train, x_test, y_test = (file[key] for key in ("x_train", "y_train", "x_test", "y_test"))
     except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
         raise ValueError(f"Cannot load {path} because it is not a sound data set: {error}") from error
-    return Dataset(
-        name, _images(x_train), y_train.astype(np.int64), _images(x_test), y_test.astype(np.int64), _NORMALIZE[name]
-    )
+    train, test = (_checked(path, x, y) for x, y in ((x_train, y_train), (x_test, y_test)))
+    return Dataset(name, *train, *test, _NORMALIZE[name])
+
+
+def _checked(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels in our layout, or what is wrong with them."""
+    y = y.reshape(len(y), -1)[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    problem = None
+    if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y) or not len(x):
+        problem = f"images of shape {x.shape} do not go with labels of shape {y.shape}"
+    elif x.dtype.kind not in "uif" or y.dtype.kind not in "ui":
+        problem = f"images are {x.dtype} and labels {y.dtype}"
+    elif x.dtype.kind == "f" and not np.isfinite(x).all():
+        problem = "images hold NaN or infinity"
+    elif y.min() < 0:
+        problem = f"labels must be ≥ 0, got {y.min()}"
+    if problem is not None:
+        raise ValueError(f"Cannot load {path} because it is not a sound data set: {problem}")
+    return _images(x), y.astype(np.int64)
 
 
 def _images(x: np.ndarray) -> np.ndarray:
     """(n, height, width[, channels]) as (n, channels, height, width)."""
-    return np.ascontiguousarray(x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1))
+    first = x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3)
+    return np.ascontiguousarray(x if first else x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class FederatedData:
     @classmethod
     def from_arrays(
         cls,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Iterable[tuple[Any, Any]],
         test: tuple[Any, Any] | None = None,
         importance: Any = None,
     ) -> FederatedData:
@@ -57,13 +58,13 @@ class FederatedData:
         samples), scaled to sum to one. Arrays keep their dtype; floating ones are cast to the run's
         dtype on use.
         """
-        if len(clients) == 0:
-            raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
         pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+        if not pairs:
+            raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
         tested = None if test is None else _pair(test, "the test set")
         for i, (x, y) in [*enumerate(pairs), *([] if tested is None else [("test", tested)])]:
             for name, a, b in (("x", x, pairs[0][0]), ("y", y, pairs[0][1])):
-                if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                if a.shape[1:] != b.shape[1:] or (a.dtype.kind == "f") != (b.dtype.kind == "f"):
                     who = "the test set" if i == "test" else f"client {i}"
                     raise ValueError(
                         f"FederatedData: {name} of {who} must be like client 0's, {b.dtype} of shape (n, {_dims(b)}), "
@@ -71,12 +72,12 @@ class FederatedData:
                     )
         sizes = torch.tensor([len(x) for x, _ in pairs])
         return cls(
-            x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),
+            x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),  # of the widest dtype among the clients'
             y=torch.from_numpy(np.concatenate([y for _, y in pairs])),
             index=None,
             offsets=offsets_of(sizes),
             importance=importance_of(sizes, importance),
-            test=None if tested is None else (torch.from_numpy(tested[0]), torch.from_numpy(tested[1])),
+            test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
         )
 
     def __len__(self) -> int:
@@ -89,6 +90,20 @@ class FederatedData:
     def sizes(self) -> Tensor:
         """n_i."""
         return self.offsets.diff()
+
+    def inputs(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Stored samples as the model gets them: normalised, and in the run's dtype."""
+        if self.normalize is not None:
+            return self.normalize(x, dtype)
+        return x.to(dtype) if x.is_floating_point() else x
+
+    def fingerprint(self) -> str:
+        """A hash that tells federations apart: who holds what, every target, and a thousand samples."""
+        digest = hashlib.sha256()
+        for part in (self.offsets, self.importance, self.index, self.y, self.x[:: max(1, len(self.x) // 1000)]):
+            if part is not None:
+                digest.update(part.contiguous().cpu().numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     def client(self, i: int) -> Arrays:
         """The samples of client i, as stored."""
@@ -107,17 +122,21 @@ def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
     """p, float64: given numbers scaled to sum to one (untouched if they do), or each client's share of the samples."""
     if importance is None:
         return sizes.to(torch.float64) / int(sizes.sum())
-    p = torch.as_tensor(np.asarray(importance, dtype=np.float64)).clone()
+    try:
+        p = torch.as_tensor(np.array(importance, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise ValueError("FederatedData: 'importance' must be a number ≥ 0 for each client") from None
     if p.shape != sizes.shape:
         raise ValueError(f"FederatedData: 'importance' must hold {len(sizes)} numbers, got shape {tuple(p.shape)}")
     if not bool(((p >= 0) & p.isfinite()).all()) or float(p.sum()) <= 0:
         raise ValueError("FederatedData: 'importance' must be numbers ≥ 0, not all zero")
+    p = p / p.max() if float(p.max()) > 1 else p
     total = float(p.sum())
     return p if abs(total - 1) < 1e-12 else p / total
 
 
 def _pair(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(pair, Sequence) or len(pair) != 2:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ValueError(f"FederatedData: {who} must be a pair (x, y), got {type(pair).__name__}")
     x, y = _array(pair[0], "x", who), _array(pair[1], "y", who)
     if len(x) != len(y):
@@ -129,8 +148,12 @@ def _pair(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _array(value: Any, name: str, who: str) -> np.ndarray:
     try:
-        a = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-    except ValueError as error:
+        if isinstance(value, Tensor):
+            value = value.detach().cpu()
+            value = value.float() if value.dtype == torch.bfloat16 else value
+        a = np.asarray(value)
+        a = a.astype(np.float64) if a.dtype == np.longdouble else a
+    except (TypeError, ValueError) as error:
         raise ValueError(f"FederatedData: {name} of {who} must be an array of numbers: {error}") from None
     if a.ndim == 0 or a.dtype.kind not in "biuf":
         raise ValueError(

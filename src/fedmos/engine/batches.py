@@ -27,7 +27,8 @@ class Batch(NamedTuple):
     """(M, L), counted within each client's data."""
     size: Tensor
     """(M,), on the CPU."""
-    phase: int
+    phase: Tensor
+    """(M,): the step, or one of the phases apart."""
 
 
 class Batches:
@@ -47,29 +48,30 @@ class Batches:
         self._order = self._orders(Purpose.BATCH, orders, keep)
 
     def step(self, k: int) -> Batch:
+        """The batch of step k; a client that has no such step keeps its last."""
         B = self._task.batch_size
+        step = self.K.sub(1).clamp(max=k)
         if B is None:
-            return self.all()._replace(phase=k)
+            return self.all()._replace(phase=step)
         if self._task.local_steps is not None:
-            return _batch(self._order[:, k], self.n.clamp(max=B), k)
+            return _batch(self._order[:, k], self.n.clamp(max=B), step)
         per_epoch = -(self.n // -B)
-        epoch = torch.minimum(k // per_epoch, torch.tensor(self._order.shape[1] - 1))
-        start = (k % per_epoch) * B
+        epoch, start = step // per_epoch, (step % per_epoch) * B
         size = (self.n - start).clamp(max=B)
         columns = start[:, None] + torch.arange(int(size.max()))
         columns = columns.clamp(max=self._width - 1).to(self._order.device)
         rows = torch.arange(len(self.n), device=self._order.device)
-        return _batch(self._order[rows, epoch.to(rows.device)].gather(1, columns), size, k)
+        return _batch(self._order[rows, epoch.to(rows.device)].gather(1, columns), size, step)
 
     def all(self) -> Batch:
         """All local data, in stored order."""
         positions = torch.arange(self._width, device=self._task.model.device).expand(len(self.n), -1)
-        return _batch(positions, self.n, FULL)
+        return _batch(positions, self.n, torch.full_like(self.n, FULL))
 
     def first(self, b: int) -> Batch:
         """min(b, n_i) samples without replacement, from a stream of their own."""
         order = self._orders(Purpose.FIRST_BATCH, 1, min(b, self._width))
-        return _batch(order[:, 0], self.n.clamp(max=b), FIRST)
+        return _batch(order[:, 0], self.n.clamp(max=b), torch.full_like(self.n, FIRST))
 
     def _orders(self, purpose: Purpose, count: int, keep: int) -> Tensor:
         """(M, count, keep): the beginnings of `count` random orders of each client's data."""
@@ -80,6 +82,6 @@ class Batches:
         return torch.cat([permute(fold(key, part), self._n[:, None], self._width)[..., :keep] for part in parts], dim=1)
 
 
-def _batch(positions: Tensor, size: Tensor, phase: int) -> Batch:
+def _batch(positions: Tensor, size: Tensor, phase: Tensor) -> Batch:
     used = torch.arange(positions.shape[1]) < size[:, None]
     return Batch(torch.where(used.to(positions.device), positions, positions[:, :1]), size, phase)

@@ -45,6 +45,16 @@ class Choice:
     """Samples computed by each client asked."""
 
 
+class Memory(NamedTuple):
+    """What a run remembers of its clients for the sake of selection."""
+
+    state: Vectors
+    """The selector's own."""
+    reported: Vectors
+    picks: Tensor
+    durations: Tensor
+
+
 class Chooser:
     """Draws cohorts, and keeps what the selector wants remembered."""
 
@@ -61,10 +71,13 @@ class Chooser:
                 raise ValueError(f"{type(selector).__name__}: 'reports' must be of {', '.join(REPORTS)}, got {name!r}")
         N = len(task.data)
         self.selector = selector
-        self.state: Vectors = {}
-        self.reported = {name: torch.full((N,), torch.nan, dtype=torch.float64) for name in selector.reports}
-        self.picks = torch.zeros(N, dtype=torch.int64)
-        self.durations = torch.full((N,), torch.nan, dtype=torch.float64)
+        unknown = torch.full((N,), torch.nan, dtype=torch.float64)
+        self.memory = Memory(
+            state={},
+            reported=dict.fromkeys(selector.reports, unknown),
+            picks=torch.zeros(N, dtype=torch.int64),
+            durations=unknown,
+        )
         self._task, self._engine, self._last = task, engine, last
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
@@ -74,7 +87,7 @@ class Chooser:
         choice = Choice(
             cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)),
             available=len(self._task.data),
-            state=dict(self.state),
+            state=dict(self.memory.state),
             holding=torch.empty(0, dtype=torch.int64),
         )
         view = self._view(t, x, choice)
@@ -84,35 +97,50 @@ class Chooser:
         unknown = set(view.state) - set(self.selector.state)
         if unknown:
             raise ValueError(f"{type(self.selector).__name__}: 'state' must name {', '.join(sorted(unknown))}")
-        ids, place = torch.as_tensor(drawn).unique(return_inverse=True)
-        weights = torch.zeros(len(ids), dtype=torch.float64)
-        weights = weights.index_add(0, place, torch.as_tensor(given, dtype=torch.float64))
-        if len(ids) == 0 and self._availability is None:
-            raise ValueError(f"{type(self.selector).__name__}: 'select' must choose at least one client, got none")
+        drawn, given = torch.as_tensor(drawn), torch.as_tensor(given, dtype=torch.float64)
+        self._check(drawn, given, view.N)
+        ids, place = drawn.unique(return_inverse=True)
+        weights = torch.zeros(len(ids), dtype=torch.float64).index_add(0, place, given)
         choice.cohort = Cohort(_global(view, ids), weights)
         return choice
 
-    def commit(self, choice: Choice, kept: Tensor, reports: Vectors, durations: Tensor | None) -> None:
-        """Remember a round that took place: who took part, and what they reported."""
-        self.state = choice.state
-        self.picks[kept] += 1
-        for name, values in reports.items():
-            self.reported[name][kept] = values
-        if durations is not None:
-            self.durations[choice.cohort.ids] = durations
+    def _check(self, ids: Tensor, weights: Tensor, N: int) -> None:
+        owner = f"{type(self.selector).__name__}: 'select' must return"
+        if len(ids) == 0 and self._availability is None:
+            raise ValueError(f"{owner} at least one client, got none")
+        if ids.ndim != 1 or (len(ids) and (ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= N)):
+            raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {ids.tolist()}")
+        if weights.shape != ids.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
+            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {weights.tolist()}")
+
+    def after(self, choice: Choice, kept: Tensor, reports: Vectors, durations: Tensor | None) -> Memory:
+        """What is to be remembered once the round has taken place: who took part, and what they reported."""
+        memory = self.memory
+        return Memory(
+            state=choice.state,
+            reported={name: memory.reported[name].index_copy(0, kept, v) for name, v in reports.items()}
+            or memory.reported,
+            picks=memory.picks.index_add(0, kept, torch.ones_like(kept)),
+            durations=memory.durations
+            if durations is None
+            else memory.durations.index_copy(0, choice.cohort.ids, durations),
+        )
 
     def to_dict(self) -> Vectors:
-        """Everything to be remembered, for a checkpoint."""
-        kept = {f"state.{name}": v for name, v in self.state.items()}
-        kept |= {f"reported.{name}": v for name, v in self.reported.items()}
-        kept |= {"picks": self.picks, "durations": self.durations}
-        return {name: v.clone() for name, v in kept.items()}
+        """Everything remembered, for a checkpoint."""
+        memory = self.memory
+        kept = {f"state.{name}": v for name, v in memory.state.items()}
+        kept |= {f"reported.{name}": v for name, v in memory.reported.items()}
+        return kept | {"picks": memory.picks, "durations": memory.durations}
 
     def restore(self, kept: Vectors, last: Tensor) -> None:
         self._last = last
-        self.state = {name.removeprefix("state."): v for name, v in kept.items() if name.startswith("state.")}
-        self.reported = {name: kept[f"reported.{name}"].clone() for name in self.reported}
-        self.picks, self.durations = kept["picks"].clone(), kept["durations"].clone()
+        self.memory = Memory(
+            state={name.removeprefix("state."): v for name, v in kept.items() if name.startswith("state.")},
+            reported={name: kept[f"reported.{name}"] for name in self.memory.reported},
+            picks=kept["picks"],
+            durations=kept["durations"],
+        )
 
     def _view(self, t: int, x: Tensor, choice: Choice) -> View:
         data = self._task.data
@@ -134,10 +162,10 @@ class Chooser:
             n=n,
             ids=present,
             federation=None if present is None else len(data),
-            reported={name: here(v) for name, v in self.reported.items()},
+            reported={name: here(v) for name, v in self.memory.reported.items()},
             last=here(self._last),
-            picks=here(self.picks),
-            durations=here(self.durations),
+            picks=here(self.memory.picks),
+            durations=here(self.memory.durations),
             state=choice.state,
             memo=memo,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,9 +14,12 @@ from .task import Task
 
 @torch.no_grad()
 def check_fit(task: Task) -> None:
-    """Run two samples through model and loss, and compare the labels with the outputs."""
+    """Run a few samples through model and loss, and compare the labels with the outputs."""
     module = task.model.module.eval()
-    inputs, targets = task.samples(torch.arange(min(2, int(task.data.sizes[0])), device=task.model.device))
+    # The last sample of some clients and the first of the next: classes differ there if they do anywhere.
+    edges = task.data.offsets[1:3]
+    entries = torch.cat([edges - 1, edges]).clamp(max=int(task.data.offsets[-1]) - 1).unique()
+    inputs, targets = task.samples(entries.to(task.model.device))
     try:
         outputs = task.model(task.model.initial(), inputs)
     except Exception as error:  # whatever a user's forward raises, it is about these inputs
@@ -26,19 +30,22 @@ def check_fit(task: Task) -> None:
     if not isinstance(outputs, Tensor) or outputs.ndim == 0 or len(outputs) != len(inputs):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ValueError(f"Cannot train the model because it must return a tensor with a row per sample, got {got}")
-    if task.loss.name == "cross_entropy":
+    if task.loss.named == "cross_entropy":
         _check_labels(task, outputs, targets)
-    elif task.loss.name in ("mse", "bce") and outputs.shape != targets.shape:
+    elif task.loss.named is not None and outputs.shape != targets.shape:
         raise ValueError(
             f"Cannot train the model because its output has shape {tuple(outputs.shape)} and the targets "
             f"{tuple(targets.shape)}; for {task.loss.name!r} they must agree"
         )
     try:
-        loss = task.loss.mean(outputs, targets.to(outputs.dtype) if task.loss.name in ("mse", "bce") else targets)
+        loss, terms = float(task.loss.mean(outputs, targets)), task.loss.each_or_loop(outputs, targets)
     except Exception as error:
         raise ValueError(f"Cannot apply the loss to the model's output because it fails there: {error}") from error
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ValueError("run: 'loss' must return one number, the mean over the batch")
+    if math.isfinite(loss) and abs(loss - float(terms.mean())) > 1e-3 * (1 + abs(loss)):
+        raise ValueError(
+            f"run: 'loss' must be a mean over the samples of a batch, but on {len(terms)} samples it is {loss:.4g} "
+            f"and the mean of its values on each alone {float(terms.mean()):.4g}"
+        )
 
 
 def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
@@ -70,14 +77,17 @@ def repeatable(task: Task) -> Iterator[None]:
     def generators() -> list[Tensor]:
         return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
-    before, versions = generators(), [b._version for b in module.buffers()]
+    def buffers() -> list[tuple[int, int]]:
+        return [(id(b), b._version) for b in module.buffers()]
+
+    before, held = generators(), buffers()
     yield
     if any(not torch.equal(a, b) for a, b in zip(before, generators(), strict=True)):
         raise ValueError(
             "Cannot train the model because it draws from PyTorch's global generator (functional dropout?), so its "
             "runs would not repeat; use nn.Dropout layers"
         )
-    if versions != [b._version for b in module.buffers()]:
+    if held != buffers():
         raise ValueError(
             "Cannot train the model because it changes its buffers in training (running statistics?), which clients "
             "would share; use layers without such buffers"

@@ -69,7 +69,7 @@ class LocalGradient:
         dropout = None
         if self.task.model.has_dropout:
             dropout = stream(self.task.seed, self.t, self.ids, Purpose.DROPOUT, self.task.model.device)
-            dropout = fold(dropout, batch.phase)[:, None]
+            dropout = fold(dropout, batch.phase.to(dropout.device))[:, None]
         for start in range(0, batch.positions.shape[1], width):
             columns = slice(start, min(start + width, batch.positions.shape[1]))
             positions = batch.positions[:, columns]

@@ -34,7 +34,7 @@ class Loop(LocalGradient):
         return tuple(ids.split(1))
 
     def start(self, x: Tensor) -> Tensor:
-        return x
+        return x.clone()
 
     @staticmethod
     def rows(v: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,12 +105,14 @@ class Simulation:
             _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
             visit = self._visit(cohort, ctx, msg, algorithm.reduce, self._work, timing.in_time)
             abandoned = len(visit.kept.ids) < self._quorum(cohort)
-        if abandoned:
-            state = self.state
-        else:
-            x, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
+        if not abandoned:
+            x_new, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
             _expect(algorithm, "server", new, self.state, some=True)
-            state = state | new
+            abandoned = not self._sound(x_new)
+        if abandoned:
+            state = self.state | algorithm.idle(x, self.state, ctx)
+        else:
+            x, state = x_new, state | new
 
         record = Record(
             round=t + 1,
@@ -126,15 +129,31 @@ class Simulation:
             clock=None if self.clock is None else self.clock.now + timing.duration(),
             **(self.evaluator(x) if evaluate else {}),
         )
-        if not abandoned:
-            for ids, own in visit.states:
+        remembered = self.chooser.after(choice, *self._reports(choice, None if abandoned else visit), timing.seconds())
+
+        def commit() -> None:
+            for ids, own in [] if abandoned else visit.states:
                 self.clients.write(ids, own, t)
-        self.chooser.commit(choice, *self._reports(choice, None if abandoned else visit), timing.seconds())
-        if self.clock is not None and record.clock is not None:
-            self.clock.now = record.clock
-        self.t, self.x, self.state = t + 1, x, state
-        self.history.append(record)
+            self.chooser.memory = remembered
+            if self.clock is not None and record.clock is not None:
+                self.clock.now = record.clock
+            self.t, self.x, self.state = t + 1, x, state
+            if len(self.history) == t:
+                self.history.append(record)
+
+        try:
+            commit()
+        except KeyboardInterrupt:  # all of it or nothing: doing it twice does no harm
+            commit()
+            raise
         return record
+
+    def _sound(self, x: Tensor) -> bool:
+        """Whether the server's new model is finite. Stops the run if it is not, if so told."""
+        finite = bool(x.isfinite().all())
+        if not finite and self.on_bad_update == "stop":
+            raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
+        return finite
 
     def _quorum(self, cohort: Cohort) -> int:
         """How many clients a round needs to count."""
@@ -348,7 +367,7 @@ def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
             return value
 
         return stepped
-    return lambda t: lr * decay**t
+    return lambda t: lr * float(np.float64(decay) ** t)
 
 
 def check_declaration(algorithm: Algorithm) -> None:
@@ -360,7 +379,13 @@ def check_declaration(algorithm: Algorithm) -> None:
                 raise ValueError(f"{owner}: the sum '{name}' must be of one of {', '.join(up)}, got {upload!r}")
             if rule not in RULES:
                 raise ValueError(f"{owner}: the rule of sum '{name}' must be one of {', '.join(RULES)}, got {rule!r}")
+    for name in ("server_state", "client_state", "down", "up", "prepare_up"):
+        if isinstance(getattr(algorithm, name), str):
+            raise ValueError(f"{owner}: '{name}' must be a tuple of names, got {getattr(algorithm, name)!r}")
     known = {name for name, _ in _shapes(algorithm.server_state, 0)}
+    if type(algorithm).broadcast is Algorithm.broadcast and not known >= set(algorithm.down) - {"x"}:
+        missing = ", ".join(sorted(set(algorithm.down) - {"x"} - known))
+        raise ValueError(f"{owner}: 'down' must name server state unless 'broadcast' makes it, got {missing}")
     for name in algorithm.prepare_reduce:
         if name not in known:
             raise ValueError(f"{owner}: 'prepare_reduce' must name server state, got {name!r}")

@@ -38,11 +38,9 @@ class Task:
         return self.inputs(self.data.x[where]), self.targets(self.data.y[where])
 
     def inputs(self, x: Tensor) -> Tensor:
-        if self.data.normalize is not None:
-            # The channel axis is counted from the batch axis, so fold leading axes into one.
-            flat = x.reshape(-1, *self.data.x.shape[1:])
-            return self.data.normalize(flat, self.model.dtype).view(x.shape)
-        return x.to(self.model.dtype) if x.is_floating_point() else x
+        # The channel axis is counted from the batch axis, so fold leading axes into one.
+        flat = x.reshape(-1, *self.data.x.shape[1:])
+        return self.data.inputs(flat, self.model.dtype).view(x.shape)
 
     def targets(self, y: Tensor) -> Tensor:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)

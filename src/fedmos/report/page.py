@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from html import escape
 
@@ -53,7 +54,10 @@ def caption(config: CompareConfig) -> str:
 def chart(config: CompareConfig, rows: list[Row]) -> str:
     """The target's metric over rounds, mean and range over seeds."""
     ((metric, target),) = config.target.items()
-    return line_chart([curve(row, metric) for row in rows], title=config.title, x="round", y=metric, level=target)
+    lines = [line for line in (curve(row, metric) for row in rows) if line.x]
+    if not lines:
+        return "<p>No run was evaluated.</p>"
+    return line_chart(lines, title=config.title, x="round", y=metric, level=target)
 
 
 def curve(row: Row, metric: str) -> Line:
@@ -61,7 +65,7 @@ def curve(row: Row, metric: str) -> Line:
     by_round: dict[int, list[float]] = {}
     for result in row.results:
         for record in result.history:
-            if (value := getattr(record, metric)) is not None:
+            if (value := getattr(record, metric)) is not None and math.isfinite(value):
                 by_round.setdefault(record.round, []).append(value)
     rounds = sorted(by_round)
     return Line(

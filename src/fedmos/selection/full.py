@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,10 @@ class FixedCohorts(Selector):
     weights: Sequence[Sequence[float]] | None = None
 
     def __post_init__(self) -> None:
-        cohorts = tuple(tuple(cohort) for cohort in self.cohorts)
+        try:
+            cohorts = _nested(self.cohorts)
+        except TypeError:
+            raise ValueError("FixedCohorts: 'cohorts' must be a list of cohorts, each a list of clients") from None
         if not cohorts or not all(cohorts):
             raise ValueError("FixedCohorts: 'cohorts' must be a list of cohorts, each with at least one client")
         for i in (i for cohort in cohorts for i in cohort):
@@ -40,7 +44,7 @@ class FixedCohorts(Selector):
         object.__setattr__(self, "cohorts", tuple(tuple(map(int, cohort)) for cohort in cohorts))
         if self.weights is None:
             return
-        weights = tuple(tuple(row) for row in self.weights)
+        weights = _nested(self.weights)
         if [len(row) for row in weights] != [len(cohort) for cohort in cohorts]:
             raise ValueError("FixedCohorts: 'weights' must hold one number for each client of 'cohorts'")
         for w in (w for row in weights for w in row):
@@ -66,3 +70,8 @@ class FixedCohorts(Selector):
             return ids, weights
         ids = ids.unique()
         return ids, proportional(view.p, ids)
+
+
+def _nested(rows: Any) -> tuple[tuple[Any, ...], ...]:
+    """Lists, ranges, arrays or tensors of numbers as tuples of tuples."""
+    return tuple(tuple(row.tolist() if hasattr(row, "tolist") else row) for row in rows)
