@@ -2,16 +2,17 @@
 and Fashion-MNIST with clients that come and go (Appendix G.3).
 
     python examples/power_of_choice.py run quadratic synthetic fmnist availability --out runs/power-of-choice
-    python examples/power_of_choice.py show runs/power-of-choice
+    python examples/power_of_choice.py show runs/power-of-choice --figures docs/images
 
 `run` trains, several runs at a time, and writes NAME.json with every run's curve; what is there already is
-kept. `show` prints the tables.
+kept. `show` prints the tables, and draws Figure 2.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import statistics
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 import fedmos as fm
+from fedmos.report.figure import Line, line_chart
 
 SEEDS = (0, 1, 2)
 Run = dict[str, Any]
@@ -198,6 +200,19 @@ def show(arguments: argparse.Namespace) -> None:
         runs = load(arguments.folder, name)
         if runs:
             print(f"\n{name}\n" + "\n".join(globals()[f"show_{name}"](runs)))
+    if arguments.figures is not None:
+        draw_quadratic(load(arguments.folder, "quadratic"), arguments.figures)
+
+
+def draw_quadratic(runs: list[Run], folder: Path) -> None:
+    for (clients,), group in grouped(runs, "clients").items():
+        lines = []
+        for r in sorted(group, key=lambda r: r["d"] or 0):
+            points = [(t, math.log10(v - r["best"])) for t, v in r["train_loss"]]
+            lines.append(Line(label=r["method"], x=[t for t, _ in points], y=[v for _, v in points]))
+        title = f"Quadratic, K = {clients}, C = 0.1: distance of the global loss from its optimum"
+        chart = line_chart(lines, title=title, x="round", y="log10(F − F*)")
+        (folder / f"quadratic-{clients}.svg").write_text(chart, encoding="utf-8")
 
 
 def row(*cells: Any) -> str:
@@ -249,6 +264,7 @@ def main() -> None:
     runner.set_defaults(do=run)
     shower = commands.add_parser("show")
     shower.add_argument("folder", type=Path)
+    shower.add_argument("--figures", type=Path, help="folder for the figures")
     shower.set_defaults(do=show)
     arguments = parser.parse_args()
     arguments.do(arguments)

@@ -58,9 +58,9 @@ PAGE = """# The algorithms, side by side
 
 Real handwritten digits, two classes per client, 10 of {clients} clients a round drawn uniformly (weights p_i/Σ_S p),
 {steps} local steps of {batch} samples, {rounds} rounds. Every method keeps its default hyper-parameters and takes the
-step size that reached the target first on seed {tuning} among {grid}; the table is over {seeds} other seeds, mean ±
-standard deviation. This is a small problem with much noise from selection: it shows that every method trains and what
-it costs, and is no ranking. Which method suits which case: [choosing](../choosing.md).
+step size among {grid} that ended best on seed {tuning}; the table is over {seeds} other seeds, mean ± standard
+deviation. This is a small problem with much noise from selection: it shows that every method trains and what it
+costs, and is no ranking. Which method suits which case: [choosing](../choosing.md).
 
 {table}
 

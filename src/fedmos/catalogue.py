@@ -11,6 +11,7 @@ import torch
 from . import algorithms as _algorithms
 from . import models as _models
 from . import selection as _selection
+from . import system as _system
 from .algorithm import Algorithm
 from .data import datasets as _datasets
 from .data import partition as _partition
@@ -38,6 +39,11 @@ def availabilities() -> dict[str, type[Availability]]:
 def _kinds(base: type[K]) -> dict[str, type[K]]:
     found = {name: getattr(_selection, name) for name in sorted(_selection.__all__, key=str.lower)}
     return {name: kind for name, kind in found.items() if issubclass(kind, base) and kind is not base}
+
+
+def profiles() -> dict[str, type[Any]]:
+    """Every profile of speeds or bandwidths by name."""
+    return {kind.__name__: kind for kind in (_system.Constant, _system.LogNormal, _system.Table)}
 
 
 def partitions() -> dict[str, type[Any]]:

@@ -172,6 +172,8 @@ def list_() -> None:
     for title, things in (
         ("Algorithms", catalogue.algorithms()),
         ("Selectors", catalogue.selectors()),
+        ("Availability", catalogue.availabilities()),
+        ("Profiles of speed and bandwidth", catalogue.profiles()),
         ("Partitions", catalogue.partitions()),
         ("Models", catalogue.models()),
     ):

@@ -21,6 +21,7 @@ import torch
 
 from .config import Choice, CompareConfig, Method
 from .engine.rounds import DivergenceError
+from .metrics import is_loss
 from .result import Result
 
 Say = Callable[[str], None]
@@ -88,23 +89,25 @@ def _step_sizes(config: CompareConfig, start: Callable[[Job], Future[str]], say:
         return [float(method.algorithm.fields["lr"]) for method in config.methods]
     metric, target = _target(config)
 
+    tune, chosen = config.tune, []
+
     def cost(path: str) -> tuple[float, float]:
-        """Rounds to the target; where it was not reached, how far the last value was from it."""
+        """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
         result = Result.load(path)
         rounds, value = result.rounds_to(metric, target), last_value(result, metric)
-        if rounds is not None:
-            return rounds, 0.0
-        return math.inf, math.inf if value is None else abs(target - value)
+        if len(result.history) < config.rounds and rounds is None:
+            value = None  # it diverged
+        badness = math.inf if value is None else value if is_loss(metric) else -value
+        if tune.by == "final":
+            return 0.0, badness
+        return (math.inf, badness) if rounds is None else (rounds, 0.0)
 
-    tune, chosen = config.tune, []
-    futures = [[start(Job(i, lr, tune.seed, stop=True)) for lr in tune.lr] for i in range(len(config.methods))]
+    stop = tune.by == "rounds"
+    futures = [[start(Job(i, lr, tune.seed, stop)) for lr in tune.lr] for i in range(len(config.methods))]
     for method, row in zip(config.methods, futures, strict=True):
         costs = {lr: cost(future.result()) for lr, future in zip(tune.lr, row, strict=True)}
         chosen.append(min(sorted(costs), key=lambda lr: costs[lr]))  # the smallest of equally good ones
-        tried = ", ".join(
-            f"{lr:g}: {'–' if rounds == float('inf') else int(rounds)}" for lr, (rounds, _) in costs.items()
-        )
-        say(f"{method.label}: step size {chosen[-1]:g} (rounds to target by step size: {tried})")
+        say(f"{method.label}: step size {chosen[-1]:g}")
     return chosen
 
 

@@ -51,6 +51,24 @@ class DataConfig(Strict):
     """Decides the split; by default the run's seed."""
 
 
+class SystemConfig(Strict):
+    """Speeds, bandwidths and deadlines; see `fedmos.System`."""
+
+    speed: Positive | Choice = 1000.0
+    down: Positive | Choice = 1e6
+    up: Positive | Choice = 1e6
+    deadline: Positive | None = None
+    over_select: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    quorum: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def make(self) -> fm.System:
+        fields = {name: getattr(self, name) for name in SystemConfig.model_fields}
+        for name in ("speed", "down", "up"):
+            if isinstance(fields[name], Choice):
+                fields[name] = build(f"system.{name}", fields[name], catalogue.profiles())
+        return fm.System(**fields)
+
+
 class Training(Strict):
     """What `fm.run` needs beside an algorithm, a selector and a seed."""
 
@@ -70,6 +88,8 @@ class Training(Strict):
     dtype: Literal["float32", "float64"] = "float32"
     engine: Literal["auto", "loop", "batched"] = "auto"
     on_bad_update: Literal["stop", "drop"] = "stop"
+    availability: Choice | None = None
+    system: SystemConfig | None = None
 
     def run(self, algorithm: Choice, selection: Choice, seed: int, **more: Any) -> fm.Result:
         """Build everything and train."""
@@ -77,6 +97,9 @@ class Training(Strict):
         if isinstance(self.lr_decay, dict):
             given["lr_decay"] = {_round_number(key): factor for key, factor in self.lr_decay.items()}
         given["dtype"] = getattr(torch, self.dtype)
+        given["system"] = None if self.system is None else self.system.make()
+        if self.availability is not None:
+            given["availability"] = build("availability", self.availability, catalogue.availabilities())
         return fm.run(
             model=self.make_model(seed),
             data=self.make_data(seed),
@@ -117,10 +140,15 @@ class Method(Strict):
 
 
 class Tuning(Strict):
-    """One grid of step sizes for all methods; each keeps its best, judged on a seed that the table does not use."""
+    """One grid of step sizes for all methods; each keeps its best, judged on a seed that the table does not use.
+
+    The best reaches the target first (`by="rounds"`) or ends with the best value (`by="final"`, which a step
+    size that is fast but unstable does not).
+    """
 
     lr: Annotated[list[Positive], Field(min_length=1)]
     seed: int
+    by: Literal["rounds", "final"] = "rounds"
 
 
 def _one_target(target: dict[str, float]) -> dict[str, float]:

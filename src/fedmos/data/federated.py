@@ -123,7 +123,7 @@ def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
     if importance is None:
         return sizes.to(torch.float64) / int(sizes.sum())
     try:
-        p = torch.as_tensor(np.array(importance, dtype=np.float64))
+        p = torch.as_tensor(np.asarray(importance, dtype=np.float64)).clone()
     except (TypeError, ValueError):
         raise ValueError("FederatedData: 'importance' must be a number ≥ 0 for each client") from None
     if p.shape != sizes.shape:

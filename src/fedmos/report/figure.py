@@ -58,13 +58,16 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, level: floa
     )
     if level is not None:
         parts.append(f'<path d="M{_LEFT} {py(level)}H{width - _RIGHT}" stroke="#222" stroke-dasharray="5 4"/>')
+    # The legend goes where the curves do not end.
+    ends_high = sum(py(line.y[-1]) for line in lines) / len(lines) < height / 2
+    legend = height - _BOTTOM - 18 * len(lines) if ends_high else _TOP + 18
     for i, line in enumerate(lines):
         colour = _COLOURS[i % len(_COLOURS)]
         if line.low:
             band = path([*line.x, *reversed(line.x)], [*line.low, *reversed(line.high)])
             parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>')
         parts.append(f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        row = height - _BOTTOM - 18 * (len(lines) - i)
+        row = legend + 18 * i
         parts.append(f'<path d="M{width - 200} {row - 4}h22" stroke="{colour}" stroke-width="3"/>')
         parts.append(_text(width - 172, row, line.label, "start"))
     return "\n".join([*parts, "</svg>\n"])

@@ -45,7 +45,8 @@ def caption(config: CompareConfig) -> str:
     how = "its own step size"
     if config.tune is not None:
         grid = ", ".join(f"{lr:g}" for lr in config.tune.lr)
-        how = f"the step size that did best on seed {config.tune.seed} among {grid}"
+        best = {"rounds": "reached it first", "final": "ended best"}[config.tune.by]
+        how = f"the step size among {grid} that {best} on seed {config.tune.seed}"
     return (
         f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions."
     )

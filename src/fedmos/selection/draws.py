@@ -38,9 +38,11 @@ class Intervals:
         inside = places < len(self._mass)
         lengths = torch.where(inside, self._lengths(places.clamp(max=len(self._mass) - 1)), 0.0)
         edges = self._edges[block, None] + lengths.cumsum(1)
-        # Beyond the last interval that has any length there is nothing to find.
-        edges.masked_fill_(lengths.flip(1).cumsum(1).flip(1) - lengths <= 0, torch.inf)
-        place = places.gather(1, torch.searchsorted(edges, u[:, None].contiguous(), right=True)).squeeze(1)
+        within = (edges <= u[:, None]).sum(1).clamp(max=_BLOCK - 1)
+        beyond = lengths.gather(1, within[:, None]).squeeze(1) <= 0  # by rounding, past the block's last interval
+        if bool(beyond.any()):
+            within[beyond] = ((lengths[beyond] > 0) * torch.arange(_BLOCK)).amax(1)
+        place = block * _BLOCK + within
         return place if self._order is None else self._order[place].long()
 
 
@@ -55,11 +57,11 @@ def weighted_choice(key: Tensor, intervals: Intervals, p: Tensor, d: int) -> Ten
     Drawing with replacement and passing over repeats gives just this; where repeats abound, so do the
     d smallest of −ln(u_i)/p_i (Efraimidis & Spirakis, 2006).
     """
-    tries = 4 * d + 32
     if 2 * d < len(p):
-        drawn = first_occurrences(intervals.locate(draws(key, tries) * intervals.total))
-        if len(drawn) >= d:
-            return drawn[:d]
+        for tries in (d + d // 8 + 16, 4 * d + 32):
+            drawn = first_occurrences(intervals.locate(draws(key, tries) * intervals.total))
+            if len(drawn) >= d:
+                return drawn[:d]
     return gumbel_top(fold(key, -1), p.log(), d)
 
 
