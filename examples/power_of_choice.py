@@ -63,7 +63,7 @@ def run_quadratic(clients: int, m: int, d: int | None, seed: int, rounds: int = 
 
 
 def synthetic() -> Iterator[Run]:
-    for m in (1, 2, 3):
+    for m in (1, 3):
         for d in (None, 2 * m, 10 * m):
             for seed in SEEDS:
                 yield {"method": "rand" if d is None else f"pow-d, d={d // m}m", "m": m, "d": d, "seed": seed}
@@ -79,6 +79,7 @@ def run_synthetic(m: int, d: int | None, seed: int, rounds: int = 800, **_: Any)
         local_steps=30,
         batch_size=50,
         lr_decay={300: 0.5, 600: 0.5},
+        eval_every=2,
         seed=seed,
         device="cpu",
     )
@@ -105,7 +106,7 @@ def fmnist() -> Iterator[Run]:
 def availability() -> Iterator[Run]:
     for alpha in (0.3, 2.0):
         for method in ("rand", "pow-d, d=6", "rpow-d, d=40"):
-            for seed in SEEDS:
+            for seed in SEEDS[:2]:
                 yield {"alpha": alpha, "method": method, "seed": seed, "availability": True}
 
 

@@ -443,7 +443,7 @@ def test_the_clock_counts_reports(selector, losses):
         assert record.clock == pytest.approx(now, rel=1e-7)
 
 
-@pytest.mark.parametrize(("loss", "most"), [("full", 10**9), ("batch", B)])
+@pytest.mark.parametrize(("loss", "most"), [("full", 10**9), ("batch", B)], ids=["pow-d", "cpow-d"])
 def test_the_clock_counts_probes(loss, most):
     """First all candidates receive x, compute losses and send a number; x is not sent again to those chosen."""
     problem, now = quadratic(), 0.0

@@ -712,3 +712,23 @@ def test_engines_agree(case, dtype, tolerance, digits):
         for engine in ("loop", "batched")
     )
     assert (loop - batched).norm() <= tolerance * loop.norm()
+
+
+def test_local_ghbm_is_ghbm_where_clients_take_turns(engine):
+    """With cohorts in a fixed cycle of N/|S| = τ rounds, the model a client received last time is x_{t−τ}."""
+    data = fm.datasets.load("digits").partition(fm.partition.IID(), clients=6, seed=0)
+    runs = [
+        fm.run(
+            fm.models.logistic(features=64),
+            data,
+            algorithm,
+            fm.FixedCohorts([[0, 1], [2, 3], [4, 5]]),
+            rounds=9,
+            local_steps=2,
+            batch_size=8,
+            dtype=torch.float64,
+            engine=engine,
+        ).params
+        for algorithm in (fm.LocalGHBM(lr=0.1, beta=0.7), fm.GHBM(lr=0.1, beta=0.7, tau=3))
+    ]
+    assert torch.allclose(*runs, rtol=0, atol=1e-13)

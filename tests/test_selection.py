@@ -644,12 +644,18 @@ class Curious(fm.Selector):
         return torch.tensor([view.round % view.N, (view.round + 3) % view.N]), tensor([0.5, 0.5])
 
 
+FULL_BATCH = [(fm.FedAvg(lr=LR), 0.0), (fm.FedMoS(lr=LR, mu=0.1, beta=0.0), 0.1)]
+"""FedMoS takes two gradients in a step, and one before the first; with full batches its d is ∇f_i(y)."""
+
+
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_clients_report_what_the_specification_says(engine):
-    """The mean loss over local steps, and the mean and mean squared loss at the model received; three numbers up."""
+@pytest.mark.parametrize(("algorithm", "mu"), FULL_BATCH, ids=["FedAvg", "FedMoS"])
+def test_clients_report_what_the_specification_says(engine, algorithm, mu):
+    """The mean over local steps of the loss at each one's first gradient, and the mean and mean squared loss at the
+    model received; three numbers up."""
     problem = quadratic()
-    result, latest = run(problem, Curious(), rounds=9, engine=engine), {}
-    for record, _, reports in replay(problem, result):
+    result, latest = run(problem, Curious(), algorithm, rounds=9, engine=engine), {}
+    for record, _, reports in replay(problem, result, mu):
         latest |= reports
         assert record.bytes_up == 2 * (5 + 3) * 8
         assert record.bytes_down == 2 * 5 * 8
@@ -659,7 +665,7 @@ def test_clients_report_what_the_specification_says(engine):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-@pytest.mark.parametrize(("algorithm", "mu"), [(fm.FedAvg(lr=LR), 0.0), (fm.FedMoS(lr=LR, mu=0.1, beta=0.0), 0.1)])
+@pytest.mark.parametrize(("algorithm", "mu"), FULL_BATCH, ids=["FedAvg", "FedMoS"])
 def test_rpow_d_goes_by_the_reported_training_loss(engine, algorithm, mu):
     """With all as candidates: those never seen first, then the m whose last report is largest. A number up each."""
     problem, known, m = quadratic(), {}, 2
@@ -1026,7 +1032,7 @@ class Nobody(fm.Selector):
     [
         (Diary(declared=("steps",)), "Diary: 'state' must name place"),
         (Asking(), "Asking: 'reports' must be of loss, start_loss, start_squared_loss, got 'mood'"),
-        (Nobody(), "Nobody: 'select' must choose at least one client, got none"),
+        (Nobody(), "Nobody: 'select' must return at least one client, got none"),
     ],
     ids=["undeclared state", "unknown report", "empty cohort"],
 )

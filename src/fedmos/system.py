@@ -135,7 +135,7 @@ class Clock:
             for i, v in enumerate((system.speed, system.down, system.up))
         )
 
-    def seconds(self, ids: Tensor, down: Tensor, up: Tensor, gradients: Tensor, losses: Tensor) -> Tensor:
+    def seconds(self, ids: Tensor, down: Tensor, up: int, gradients: Tensor, losses: Tensor) -> Tensor:
         """How long each client takes to receive and send so many bytes and to compute so many samples."""
         compute = (gradients + LOSS_COST * losses) / self._speed[ids]
         return down / self._down[ids] + compute + up / self._up[ids]

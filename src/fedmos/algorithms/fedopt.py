@@ -60,9 +60,8 @@ class FedAdam(Algorithm):
         return {"v": torch.full_like(x, self.tau**2)}
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
         v = self.beta2 * state["v"] + (1 - self.beta2) * agg["A"] ** 2
-        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+        return _adaptive_step(self, x, state["m"], agg["A"], v)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +86,9 @@ class FedYogi(Algorithm):
         return {"v": torch.full_like(x, self.tau**2)}
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
         square = agg["A"] ** 2
         v = state["v"] - (1 - self.beta2) * square * (state["v"] - square).sign()
-        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+        return _adaptive_step(self, x, state["m"], agg["A"], v)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +112,13 @@ class FedAdagrad(Algorithm):
         return {"v": torch.full_like(x, self.tau**2)}
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
         v = state["v"] + agg["A"] ** 2
-        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+        return _adaptive_step(self, x, state["m"], agg["A"], v)
+
+
+def _adaptive_step(
+    method: FedAdam | FedYogi | FedAdagrad, x: Tensor, m: Tensor, A: Tensor, v: Tensor
+) -> tuple[Tensor, Vectors]:
+    """m ← β1 m + (1 − β1) A;  x ← x + η_s m / (√v + τ)."""
+    m = method.beta1 * m + (1 - method.beta1) * A
+    return x + method.server_lr * m / (v.sqrt() + method.tau), {"m": m, "v": v}

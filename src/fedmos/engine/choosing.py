@@ -26,6 +26,18 @@ class Cohort(NamedTuple):
     """float64: each client's summed weight."""
 
 
+class Question(NamedTuple):
+    """What clients were asked, after receiving x if they did not hold it."""
+
+    ids: Tensor
+    samples: Tensor
+    """How many each computes."""
+    gradients: bool
+    """Their gradients, to be sent as a vector; or their losses, as a number."""
+    first: Tensor
+    """Who received x for it."""
+
+
 @dataclass(kw_only=True)
 class Choice:
     """A round's cohort, and what it took to choose it."""
@@ -41,8 +53,7 @@ class Choice:
     vectors_up: int = 0
     samples: int = 0
     """Samples whose loss or gradient was computed for it."""
-    asked: dict[int, int] = field(default_factory=dict)
-    """Samples computed by each client asked."""
+    asked: list[Question] = field(default_factory=list)
 
 
 class Memory(NamedTuple):
@@ -186,7 +197,7 @@ class Chooser:
             positions = [torch.arange(int(size)) for size in sizes]
         losses, _ = client_losses(task, x, ids, positions)
         choice.numbers_up += len(ids)
-        self._count(choice, ids, sizes)
+        self._count(choice, ids, sizes, gradients=False)
         return losses
 
     def _gradients(self, x: Tensor, t: int, ids: Tensor, choice: Choice) -> Tensor:
@@ -195,15 +206,14 @@ class Chooser:
             grad = self._engine(self._task, chunk, t)
             rows.append(grad.unrows(grad.full(grad.start(x)), len(chunk)))
         choice.vectors_up += len(ids)
-        self._count(choice, ids, self._task.data.sizes[ids])
+        self._count(choice, ids, self._task.data.sizes[ids], gradients=True)
         return torch.cat(rows)
 
     @staticmethod
-    def _count(choice: Choice, ids: Tensor, samples: Tensor) -> None:
+    def _count(choice: Choice, ids: Tensor, samples: Tensor, gradients: bool) -> None:
+        choice.asked.append(Question(ids, samples, gradients, ~torch.isin(ids, choice.holding)))
         choice.holding = torch.cat([choice.holding, ids]).unique()
         choice.samples += int(samples.sum())
-        for i, n in zip(ids.tolist(), samples.tolist(), strict=True):
-            choice.asked[i] = choice.asked.get(i, 0) + n
 
 
 def _global(view: View, ids: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
@@ -20,12 +19,14 @@ from ..metrics import Evaluator
 from ..result import Result
 from ..selection.availability import Availability
 from ..selection.selector import Selector
+from ..shares import ceil_of
 from ..system import Clock, System
 from .choosing import Choice, Chooser, Cohort, start_reports
 from .clients import ClientStore
 from .gradients import LocalGradient
 from .local import local_work
 from .task import Task
+from .timing import Timing, Traffic
 
 Decay = float | Mapping[int, float]
 
@@ -95,15 +96,14 @@ class Simulation:
 
         choice = self.chooser.draw(t, x)
         cohort, ctx = choice.cohort, self._context(choice.cohort)
-        timing = Timing(self, choice)
+        timing = self._timing(choice)
         abandoned = True
         if len(cohort.ids):
-            if algorithm.prepares(t):
-                prepared = self._visit(cohort, ctx, {}, algorithm.prepare_reduce, self._prepare, timing.note)
-                state = state | prepared.sums
-            msg = algorithm.broadcast(x, state, ctx)
-            _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
-            visit = self._visit(cohort, ctx, msg, algorithm.reduce, self._work, timing.in_time)
+            state, visit = self._phases(cohort, timing.note, timing.in_time)
+            if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(t):
+                # The late are left out as if not chosen, and so of the extra phase as well.
+                kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
+                state, visit = self._phases(kept, _everyone, _everyone)
             abandoned = len(visit.kept.ids) < self._quorum(cohort)
         if not abandoned:
             x_new, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
@@ -155,10 +155,30 @@ class Simulation:
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
 
+    def _phases(self, cohort: Cohort, admit_prepared: Admit, admit: Admit) -> tuple[Vectors, Visit]:
+        """The extra phase if there is one, the broadcast, and the local work; the server's state so far, and the visit."""
+        algorithm, state, ctx = self.algorithm, self.state, self._context(cohort)
+        if algorithm.prepares(self.t):
+            prepared = self._visit(cohort, ctx, {}, algorithm.prepare_reduce, self._prepare, admit_prepared)
+            state = state | prepared.sums
+        msg = algorithm.broadcast(self.x, state, ctx)
+        _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
+        return state, self._visit(cohort, ctx, msg, algorithm.reduce, self._work, admit)
+
+    def _timing(self, choice: Choice) -> Timing:
+        reports = self.chooser.selector.reports
+        traffic = Traffic(
+            down=client_down(self.algorithm, self.wire),
+            up=client_up(self.algorithm, self.t, len(reports), self.wire),
+            wire=self.wire,
+        )
+        losses = self.task.data.sizes * any(name != "loss" for name in reports)
+        return Timing(self.clock, choice, traffic, losses)
+
     def _quorum(self, cohort: Cohort) -> int:
         """How many clients a round needs to count."""
         share = 0.0 if self.system is None else self.system.quorum
-        return max(1, math.ceil(share * (self.m or len(cohort.ids))))
+        return max(1, ceil_of(share, min(self.m or len(cohort.ids), len(cohort.ids))))
 
     def _reports(self, choice: Choice, visit: Visit | None) -> tuple[Tensor, Vectors]:
         """Who took part, and what each reports to the selector."""
@@ -223,7 +243,7 @@ class Simulation:
             c = self._client_context(ctx, msg, ids, grad)
             uploads, own = work(c, grad)
             uploads, own = ({n: grad.unrows(v, len(ids)) for n, v in vs.items()} for vs in (uploads, own))
-            good = admit(ids, grad.samples) & self._finite(ids, uploads | own)
+            good = self._finite(ids, uploads | own, admit(ids, grad.samples))
             states.append((ids[good], {name: v[good.to(v.device)] for name, v in own.items()}))
             losses.append(grad.reported().to("cpu", torch.float64)[good])
             samples.append(grad.samples)
@@ -275,13 +295,13 @@ class Simulation:
         _expect(self.algorithm, "prepare", uploads, self.algorithm.prepare_up)
         return uploads, {}
 
-    def _finite(self, ids: Tensor, vectors: Vectors) -> Tensor:
-        """(M,), on the CPU: whose vectors are finite. Stops the run at others if so told."""
-        good = torch.ones(len(ids), dtype=torch.bool)
+    def _finite(self, ids: Tensor, vectors: Vectors, admitted: Tensor) -> Tensor:
+        """(M,), on the CPU: who of those admitted sent finite vectors. Stops the run at others if so told."""
+        good = admitted
         for v in vectors.values():
-            good &= v.isfinite().all(dim=1).cpu()
-        if self.on_bad_update == "stop" and not bool(good.all()):
-            client = int(ids[~good][0])
+            good = good & v.isfinite().all(dim=1).cpu()
+        if self.on_bad_update == "stop" and bool((admitted & ~good).any()):
+            client = int(ids[admitted & ~good][0])
             raise DivergenceError(
                 f"The update of client {client} in round {self.t + 1} is not finite; use a smaller 'lr', 'clip', or "
                 "on_bad_update='drop'"
@@ -294,54 +314,8 @@ Admit = Callable[[Tensor, Tensor], Tensor]
 """Whose work counts, given the clients of a chunk and how many samples' gradients each computed."""
 
 
-class Timing:
-    """How long the clients of one round take, on the simulated clock if there is one."""
-
-    def __init__(self, simulation: Simulation, choice: Choice) -> None:
-        self._simulation, self._choice = simulation, choice
-        self._samples = dict.fromkeys(choice.cohort.ids.tolist(), 0)
-        self._seconds: list[Tensor] = []
-        self.late: list[int] = []
-
-    def note(self, ids: Tensor, samples: Tensor) -> Tensor:
-        """Remember the work of an earlier phase; everyone counts."""
-        for i, n in zip(ids.tolist(), samples.tolist(), strict=True):
-            self._samples[i] += n
-        return torch.ones(len(ids), dtype=torch.bool)
-
-    def in_time(self, ids: Tensor, samples: Tensor) -> Tensor:
-        """Who is done before the deadline."""
-        everyone = self.note(ids, samples)
-        clock, sim = self._simulation.clock, self._simulation
-        if clock is None:
-            return everyone
-        down = torch.full((len(ids),), float(client_down(sim.algorithm, sim.wire)))
-        reports = len(sim.chooser.selector.reports)
-        up = torch.full((len(ids),), float(client_up(sim.algorithm, sim.t, reports, sim.wire)))
-        gradients = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
-        losses = sim.task.data.sizes[ids] * any(name != "loss" for name in sim.chooser.selector.reports)
-        self._seconds.append(clock.seconds(ids, down, up, gradients, losses))
-        late = clock.late(self._seconds[-1])
-        self.late += ids[late].tolist()
-        return ~late
-
-    def seconds(self) -> Tensor | None:
-        """What each client of the cohort needed."""
-        return torch.cat(self._seconds) if self._seconds else None
-
-    def duration(self) -> float:
-        """How long the round lasts: first those asked answer, then the cohort works."""
-        clock, asked = self._simulation.clock, self._choice.asked
-        if clock is None:
-            return 0.0
-        seconds = self.seconds()
-        work = 0.0 if seconds is None else clock.duration(seconds)
-        if not asked:
-            return work
-        ids = torch.tensor(list(asked))
-        losses = torch.tensor(list(asked.values()), dtype=torch.float64)
-        vector = torch.full((len(ids),), float(self._simulation.wire.vector))
-        return work + float(clock.seconds(ids, vector, torch.zeros(len(ids)), torch.zeros(len(ids)), losses).max())
+def _everyone(ids: Tensor, samples: Tensor) -> Tensor:
+    return torch.ones(len(ids), dtype=torch.bool)
 
 
 def _over_selecting(selector: Selector, system: System, N: int) -> Selector:
@@ -351,7 +325,7 @@ def _over_selecting(selector: Selector, system: System, N: int) -> Selector:
     m = getattr(selector, "m", None)
     if m is None or not is_dataclass(selector):
         raise ValueError(f"Cannot over-select with {type(selector).__name__} because it has no m; use over_select=1")
-    more: Selector = replace(selector, m=min(N, math.ceil(m * system.over_select)))
+    more: Selector = replace(selector, m=min(N, ceil_of(system.over_select, m)))
     return more
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..rng import choose, fold
+from ..shares import floor_of
 from ..validate import check, count, fraction, positive
 from .draws import gumbel_top
 from .selector import Selector, View, proportional
@@ -38,8 +39,8 @@ class ActiveFL(Selector):
     def select(self, view: View) -> tuple[Tensor, Tensor]:
         m = min(self.m, view.N)
         value = (view.n.sqrt() * view.reported["start_loss"]).nan_to_num(nan=-math.inf)
-        value[value.argsort(stable=True)[: math.floor(self.alpha1 * view.N)]] = -math.inf
-        by_value = min(math.floor((1 - self.alpha3) * m), int(value.isfinite().sum()))
+        value[value.argsort(stable=True)[: floor_of(self.alpha1, view.N)]] = -math.inf
+        by_value = min(floor_of(1 - self.alpha3, m), int(value.isfinite().sum()))
         valued = gumbel_top(view.key, self.alpha2 * value, by_value)
         others = torch.ones(view.N, dtype=torch.bool)
         others[valued] = False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..rng import Purpose, choose, draws, fold, stream
+from ..shares import floor_of
 from ..validate import below_one, check, count, share
 
 
@@ -51,7 +52,7 @@ class Alternating(Availability):
         order = choose(stream(seed, 0, 1, Purpose.AVAILABILITY), N, N)
         group = torch.tensor_split(order, self.groups)[round % self.groups]
         away = choose(stream(seed, round, 0, Purpose.AVAILABILITY), len(group), len(group))
-        present = group[away[int(self.drop * len(group)) :]]
+        present = group[away[floor_of(self.drop, len(group)) :]]
         return torch.zeros(N, dtype=torch.bool).index_fill(0, present, True)
 
 
@@ -108,7 +109,10 @@ def _read(path: Path) -> list[tuple[int, ...]]:
             import pyarrow.parquet
 
             table = pyarrow.parquet.read_table(path).to_pydict()
-            return list(zip(*(map(int, table[column]) for column in columns), strict=True))
+            rows = list(zip(*(table[column] for column in columns), strict=True))
+            if not all(isinstance(v, int) for row in rows for v in row):
+                raise ValueError("not whole numbers")
+            return rows
         with path.open(newline="", encoding="utf-8") as file:
             return [tuple(int(row[column]) for column in columns) for row in csv.DictReader(file)]
     except FileNotFoundError:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..rng import choose, fold
+from ..shares import floor_of
 from ..validate import below_one, check, count, fraction, non_negative, none, share
 from .draws import gumbel_top
 from .selector import Selector, View, proportional
@@ -84,7 +85,7 @@ class Oort(Selector):
             usable = view.picks <= self.blacklist
         seen, unseen = usable & utility.isfinite(), usable & ~utility.isfinite()
         epsilon = max(self.exploration * self.decay**view.round, self.exploration_min)
-        exploit = min(math.floor((1 - epsilon) * m), int(seen.sum()))
+        exploit = min(floor_of(1 - epsilon, m), int(seen.sum()))
         explore = min(m - exploit, int(unseen.sum()))
         exploit = min(m - explore, int(seen.sum()))  # nobody left to explore: exploit more
 

@@ -124,4 +124,4 @@ def proportional(p: Tensor, ids: Tensor) -> Tensor:
 
 def equal(m: int) -> Tensor:
     """1/m each."""
-    return torch.full((m,), 1 / m, dtype=torch.float64)
+    return torch.full((m,), 1 / max(m, 1), dtype=torch.float64)
