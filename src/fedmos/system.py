@@ -68,7 +68,7 @@ class Table:
             try:
                 with Path(numbers).open(newline="", encoding="utf-8") as file:
                     numbers = [float(row[self.column]) for row in csv.DictReader(file)]
-            except (KeyError, ValueError, TypeError) as error:
+            except (KeyError, ValueError, TypeError, OSError) as error:
                 raise ValueError(f"Table: {numbers} must have numbers in a column '{self.column}'") from error
         for number in numbers:
             if not positive.test(number):

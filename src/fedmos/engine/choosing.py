@@ -98,7 +98,7 @@ class Chooser:
         choice = Choice(
             cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)),
             available=len(self._task.data),
-            state=dict(self.memory.state),
+            state={name: v.clone() for name, v in self.memory.state.items()},
             holding=torch.empty(0, dtype=torch.int64),
         )
         view = self._view(t, x, choice)

@@ -123,7 +123,7 @@ class Simulation:
             seconds=perf_counter() - began,
             available=choice.available,
             short=choice.available < (self.m or 1),
-            probed=choice.samples,
+            probed=choice.samples + self._evaluated(cohort),
             late=timing.late,
             abandoned=abandoned,
             clock=None if self.clock is None else self.clock.now + timing.duration(),
@@ -156,7 +156,7 @@ class Simulation:
         return finite
 
     def _phases(self, cohort: Cohort, admit_prepared: Admit, admit: Admit) -> tuple[Vectors, Visit]:
-        """The extra phase if there is one, the broadcast, and the local work; the server's state so far, and the visit."""
+        """The extra phase if there is one, the broadcast, and the local work: the server's state so far, the visit."""
         algorithm, state, ctx = self.algorithm, self.state, self._context(cohort)
         if algorithm.prepares(self.t):
             prepared = self._visit(cohort, ctx, {}, algorithm.prepare_reduce, self._prepare, admit_prepared)
@@ -164,6 +164,11 @@ class Simulation:
         msg = algorithm.broadcast(self.x, state, ctx)
         _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
         return state, self._visit(cohort, ctx, msg, algorithm.reduce, self._work, admit)
+
+    def _evaluated(self, cohort: Cohort) -> int:
+        """Samples whose loss the cohort computes for its reports."""
+        asked = any(name != "loss" for name in self.chooser.selector.reports)
+        return int(self.task.data.sizes[cohort.ids].sum()) if asked else 0
 
     def _timing(self, choice: Choice) -> Timing:
         reports = self.chooser.selector.reports

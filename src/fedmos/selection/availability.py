@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..rng import Purpose, choose, draws, fold, stream
 from ..shares import floor_of
-from ..validate import below_one, check, count, share
+from ..validate import below_one, check, count, integer, share
 
 
 class Availability:
@@ -81,11 +81,11 @@ class Trace(Availability):
     def __post_init__(self) -> None:
         rows = _read(Path(self.rows)) if isinstance(self.rows, str | Path) else [tuple(row) for row in self.rows]
         for row in rows:
-            if len(row) != 3 or not all(isinstance(v, int) for v in row) or row[0] < 0 or row[1] > row[2]:
+            if len(row) != 3 or not all(integer.test(v) for v in row) or row[0] < 0 or row[1] > row[2]:
                 raise ValueError(f"Trace: 'rows' must be of (client ≥ 0, from, to ≥ from), got {row!r}")
         if not rows:
             raise ValueError("Trace: 'rows' must hold at least one row")
-        object.__setattr__(self, "rows", tuple(rows))
+        object.__setattr__(self, "rows", tuple(tuple(map(int, row)) for row in rows))
 
     def validate(self, N: int) -> None:
         highest = max(row[0] for row in self._rows)
@@ -115,6 +115,8 @@ def _read(path: Path) -> list[tuple[int, ...]]:
             return rows
         with path.open(newline="", encoding="utf-8") as file:
             return [tuple(int(row[column]) for column in columns) for row in csv.DictReader(file)]
+    except ModuleNotFoundError:
+        raise ValueError(f"Cannot read the trace {path} because pyarrow is not installed; use CSV") from None
     except FileNotFoundError:
         raise FileNotFoundError(f"Cannot read the trace {path} because it does not exist") from None
     except (KeyError, ValueError, TypeError) as error:

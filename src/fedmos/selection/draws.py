@@ -54,15 +54,17 @@ def _padded(part: Tensor) -> Tensor:
 def weighted_choice(key: Tensor, intervals: Intervals, p: Tensor, d: int) -> Tensor:
     """d distinct clients, drawn one after another, each time ∝ p among those left.
 
-    Drawing with replacement and passing over repeats gives just this; where repeats abound, so do the
-    d smallest of −ln(u_i)/p_i (Efraimidis & Spirakis, 2006).
+    Drawing with replacement and passing over repeats gives just this; where repeats abound, those still missing
+    are the smallest of −ln(u_i)/p_i among the others (Efraimidis & Spirakis, 2006).
     """
+    drawn = torch.empty(0, dtype=torch.int64)
     if 2 * d < len(p):
         for tries in (d + d // 8 + 16, 4 * d + 32):
-            drawn = first_occurrences(intervals.locate(draws(key, tries) * intervals.total))
-            if len(drawn) >= d:
-                return drawn[:d]
-    return gumbel_top(fold(key, -1), p.log(), d)
+            drawn = first_occurrences(intervals.locate(draws(key, tries) * intervals.total))[:d]
+            if len(drawn) == d:
+                return drawn
+    rest = torch.ones(len(p), dtype=torch.bool).index_fill(0, drawn, False).nonzero().flatten()
+    return torch.cat([drawn, rest[gumbel_top(fold(key, -1), p[rest].log(), d - len(drawn))]])
 
 
 def gumbel_top(key: Tensor, log_weight: Tensor, d: int) -> Tensor:
