@@ -48,8 +48,6 @@ class Visit(NamedTuple):
     """Per chunk, the clients kept and their new state."""
     losses: Tensor
     """Mean training losses of the clients kept."""
-    samples: Tensor
-    """How many samples' gradients each client of the cohort computed."""
 
 
 @dataclass(kw_only=True)
@@ -242,7 +240,7 @@ class Simulation:
         """Let every client of the cohort do its work, and sum what they send in ascending order of clients."""
         weight = dict(zip(cohort.ids.tolist(), cohort.weights.tolist(), strict=True))
         sums = {name: torch.zeros_like(self.x) for name in reduce}
-        states, kept, losses, samples = [], [], [], []
+        states, kept, losses = [], [], []
         for ids in self.engine.chunks(cohort.ids):
             grad = self.engine(self.task, ids, self.t)
             c = self._client_context(ctx, msg, ids, grad)
@@ -251,7 +249,6 @@ class Simulation:
             good = self._finite(ids, uploads | own, admit(ids, grad.samples))
             states.append((ids[good], {name: v[good.to(v.device)] for name, v in own.items()}))
             losses.append(grad.reported().to("cpu", torch.float64)[good])
-            samples.append(grad.samples)
             for row, i in enumerate(ids.tolist()):
                 if not good[row]:
                     continue
@@ -271,7 +268,6 @@ class Simulation:
             ),
             states=states,
             losses=torch.cat(losses),
-            samples=torch.cat(samples),
         )
 
     def _client_context(self, ctx: Context, msg: Vectors, ids: Tensor, grad: LocalGradient) -> ClientContext:
