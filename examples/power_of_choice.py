@@ -104,9 +104,9 @@ def fmnist() -> Iterator[Run]:
 
 
 def availability() -> Iterator[Run]:
-    for alpha in (0.3, 2.0):
-        for method in ("rand", "pow-d, d=6", "rpow-d, d=40"):
-            for seed in SEEDS[:2]:
+    for seed in SEEDS[:2]:
+        for alpha in (0.3, 2.0):
+            for method in ("rand", "pow-d, d=6", "rpow-d, d=40"):
                 yield {"alpha": alpha, "method": method, "seed": seed, "availability": True}
 
 
