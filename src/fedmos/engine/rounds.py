@@ -32,7 +32,7 @@ Decay = float | Mapping[int, float]
 
 
 class DivergenceError(RuntimeError):
-    """A client's update was not finite, and the run was told to stop at that."""
+    """A client's update or the server's step was not finite, and the run was told to stop at that."""
 
     result: Result
     """What the run had reached before."""
