@@ -7,8 +7,8 @@ from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .callbacks import Callback
-from .catalogue import algorithms, availabilities, selectors
-from .data import FederatedData, Normalize, datasets, partition
+from .catalogue import algorithms, availabilities, partitions, selectors
+from .data import Augment, Dataset, FederatedData, Normalize, datasets, partition
 from .engine.rounds import DivergenceError
 from .history import History, Record
 from .result import Result
@@ -22,10 +22,12 @@ __all__ = [
     *_algorithms,
     *_selectors,
     "Algorithm",
+    "Augment",
     "Callback",
     "ClientContext",
     "Constant",
     "Context",
+    "Dataset",
     "DivergenceError",
     "FederatedData",
     "Gradient",
@@ -44,6 +46,7 @@ __all__ = [
     "datasets",
     "models",
     "partition",
+    "partitions",
     "run",
     "selectors",
 ]

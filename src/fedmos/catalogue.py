@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -48,10 +49,11 @@ def profiles() -> dict[str, type[Any]]:
 
 def partitions() -> dict[str, type[Any]]:
     """Every partition by name."""
+    found = {name: getattr(_partition, name) for name in _partition.__all__}
     return {
         name: kind
-        for name, kind in vars(_partition).items()
-        if inspect.isclass(kind) and kind.__module__ == _partition.__name__ and kind is not _partition.Partition
+        for name, kind in found.items()
+        if inspect.isclass(kind) and is_dataclass(kind) and name not in ("Fixed", "FromFlower")
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -65,3 +66,11 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """ " (did you mean 'local_steps'?)" or nothing."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def needs(module: str, package: str, purpose: str) -> Any:
+    """An optional module, or a sentence that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"Cannot {purpose} because {package} is not installed; pip install {package}") from error

@@ -1,6 +1,8 @@
 """Data sets, partitions and federations."""
 
 from . import datasets, partition
+from .augment import Augment
+from .dataset import Dataset
 from .federated import FederatedData, Normalize
 
-__all__ = ["FederatedData", "Normalize", "datasets", "partition"]
+__all__ = ["Augment", "Dataset", "FederatedData", "Normalize", "datasets", "partition"]

@@ -5,65 +5,17 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..rng import Purpose, generator
-from ..validate import count, integer, require, suggest
-from .federated import FederatedData, Normalize, importance_of, offsets_of
-from .partition import Partition
+from ..validate import suggest
+from .dataset import Dataset
+from .federated import Normalize
 from .synthetic import Quadratic, quadratic, synthetic
 
 __all__ = ["Dataset", "Quadratic", "load", "names", "quadratic", "synthetic"]
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Training and test samples. Images are (n, channels, height, width), uint8 until they are used."""
-
-    name: str
-    x_train: np.ndarray
-    y_train: np.ndarray
-    x_test: np.ndarray
-    y_test: np.ndarray
-    normalize: Normalize | None = None
-
-    @property
-    def classes(self) -> int:
-        return int(self.y_train.max()) + 1
-
-    def partition(self, scheme: Partition, clients: int, seed: int = 0) -> FederatedData:
-        """Divide the training samples among `clients` clients; the test samples stay with the server."""
-        require("partition", "clients", clients, count)
-        require("partition", "seed", seed, integer)
-        if isinstance(scheme, type) or not hasattr(scheme, "split"):
-            raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {scheme!r}")
-        clients, seed = int(clients), int(seed)
-        parts = [np.asarray(part, dtype=np.int64) for part in scheme.split(self.y_train, clients, seed)]
-        _check_parts(parts, clients, len(self.y_train))
-        sizes = torch.tensor([len(part) for part in parts])
-        return FederatedData(
-            x=torch.from_numpy(self.x_train),
-            y=torch.from_numpy(self.y_train),
-            index=torch.from_numpy(np.concatenate(parts)),
-            offsets=offsets_of(sizes),
-            importance=importance_of(sizes),
-            test=(torch.from_numpy(self.x_test), torch.from_numpy(self.y_test)),
-            normalize=self.normalize,
-        )
-
-
-def _check_parts(parts: list[np.ndarray], clients: int, samples: int) -> None:
-    if len(parts) != clients:
-        raise ValueError(f"partition: 'scheme' must give {clients} parts, got {len(parts)}")
-    for i, part in enumerate(parts):
-        if len(part) == 0:
-            raise ValueError(f"partition: 'scheme' must give every client a sample, got none for client {i}")
-        if part.min() < 0 or part.max() >= samples:
-            raise ValueError(f"partition: 'scheme' must give samples from 0 to {samples - 1}, got {part.max()}")
 
 
 _NORMALIZE = {

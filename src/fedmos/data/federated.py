@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .augment import Augment
+
+if TYPE_CHECKING:
+    from .describe import Description
+    from .partition import Partition
 
 Arrays = tuple[Tensor, Tensor]
 
@@ -44,6 +51,12 @@ class FederatedData:
     """p_i, float64, sums to one."""
     test: Arrays | None = None
     normalize: Normalize | None = None
+    augment: Augment | None = None
+    """What training, and only training, does to images before they are normalised."""
+    names: Sequence[str] | None = None
+    """What the clients are called, where they have names."""
+    labels: Sequence[str] | None = None
+    """What the classes are called."""
 
     @classmethod
     def from_arrays(
@@ -80,6 +93,86 @@ class FederatedData:
             test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
         )
 
+    @classmethod
+    def from_folder(
+        cls,
+        root: str | os.PathLike[str],
+        partition: Partition | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+        size: int | tuple[int, int] | None = None,
+    ) -> FederatedData:
+        """A federation from folders of images: CLIENT/CLASS/image, or CLASS/image with a `partition`.
+
+        A folder `test` (CLASS/image) beside a folder `train` is the test set. Images must agree in size, or are
+        resized to `size`, (height, width). Needs Pillow.
+        """
+        from .own.folder import dataset_from_folder
+
+        return dataset_from_folder(root, size).federate("from_folder", partition, clients, seed)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        client_column: str | None = None,
+        target_column: str | None = None,
+        input_columns: str | Sequence[str] | None = None,
+        test: Any = None,
+        partition: Partition | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+    ) -> FederatedData:
+        """A federation from a table: a pandas or polars frame, a pyarrow table, or the path of a parquet file.
+
+        Rows with the same value of `client_column` are one client's; without such a column, give a `partition`. The
+        target is `target_column` (default: "label", "target" or "y"), inputs are `input_columns` (default: every other
+        column), numbers or one column of lists or encoded images. `test` is another such table.
+        """
+        from .own.frame import dataset_from_frame
+
+        dataset = dataset_from_frame(frame, client_column, target_column, input_columns, test)
+        return dataset.federate("from_frame", partition, clients, seed)
+
+    @classmethod
+    def from_hf(
+        cls,
+        dataset: Any,
+        client_column: str | None = None,
+        target_column: str | None = None,
+        input_columns: str | Sequence[str] | None = None,
+        test: Any = None,
+        partition: Partition | None = None,
+        clients: int | None = None,
+        seed: int = 0,
+    ) -> FederatedData:
+        """A federation from a Hugging Face `Dataset`, or a `DatasetDict` with splits "train" and "test".
+
+        Arguments as in `from_frame`; `partition` may be a Flower Datasets partitioner, whose own column then needs
+        no other mention.
+        """
+        from .own.hf import dataset_from_hf
+
+        made, scheme = dataset_from_hf(dataset, client_column, target_column, input_columns, test, partition)
+        return made.federate("from_hf", scheme, clients, seed)
+
+    @classmethod
+    def from_flower(cls, partitioner: Any, test: Any = None, **columns: Any) -> FederatedData:
+        """A federation from a Flower Datasets partitioner that has its data set; `columns` as in `from_hf`."""
+        from .partition.flower import FromFlower
+
+        return cls.from_hf(FromFlower(partitioner).dataset, test=test, partition=partitioner, **columns)
+
+    def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> FederatedData:
+        """The same federation with another normalisation or augmentation; what is not given stays."""
+        return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
+
+    def describe(self) -> Description:
+        """How many samples clients have, and how different their labels are; prints as a table, and plots."""
+        from .describe import describe
+
+        return describe(self)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -99,7 +192,7 @@ class FederatedData:
 
     def fingerprint(self) -> str:
         """A hash that tells federations apart: who holds what, every target, and a thousand samples."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(repr((self.normalize, self.augment)).encode())
         for part in (self.offsets, self.importance, self.index, self.y, self.x[:: max(1, len(self.x) // 1000)]):
             if part is not None:
                 digest.update(part.contiguous().cpu().numpy().tobytes())

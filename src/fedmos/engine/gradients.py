@@ -66,15 +66,19 @@ class LocalGradient:
 
     def parts(self, batch: Batch, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, slice]]:
         """The batch in pieces of at most `width` columns: inputs, targets, dropout keys, and the columns."""
-        dropout = None
-        if self.task.model.has_dropout:
-            dropout = stream(self.task.seed, self.t, self.ids, Purpose.DROPOUT, self.task.model.device)
-            dropout = fold(dropout, batch.phase.to(dropout.device))[:, None]
+        dropout = self._keys(Purpose.DROPOUT, batch.phase) if self.task.model.has_dropout else None
+        augment = self._keys(Purpose.AUGMENT, batch.phase) if self.task.data.augment is not None else None
         for start in range(0, batch.positions.shape[1], width):
             columns = slice(start, min(start + width, batch.positions.shape[1]))
-            positions = batch.positions[:, columns]
-            keys = None if dropout is None else fold(dropout, torch.arange(columns.start, columns.stop).to(dropout))
-            yield *self.task.samples(self._offset[:, None] + positions), keys, columns
+            number = torch.arange(columns.start, columns.stop, device=batch.positions.device)
+            of_dropout, of_augment = (None if key is None else fold(key, number) for key in (dropout, augment))
+            entries = self._offset[:, None] + batch.positions[:, columns]
+            yield *self.task.samples(entries, of_augment), of_dropout, columns
+
+    def _keys(self, purpose: Purpose, phase: Tensor) -> Tensor:
+        """(M, 1): each client's stream in the current phase, to be folded with the numbers of its samples."""
+        key = stream(self.task.seed, self.t, self.ids, purpose, self.task.model.device)
+        return fold(key, phase.to(key.device))[:, None]
 
     # How an engine shapes what belongs to one chunk of clients. The defaults suit (M, D).
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
 from .gradients import LocalGradient
 
+Watch = Callable[[LocalGradient, int, Tensor, Tensor], None]
+"""Sees every local step: whose, which, the models before it and after it."""
 
-def local_work(algorithm: Algorithm, c: ClientContext, grad: LocalGradient) -> tuple[Vectors, Vectors]:
+
+def local_work(
+    algorithm: Algorithm, c: ClientContext, grad: LocalGradient, watch: Watch | None = None
+) -> tuple[Vectors, Vectors]:
     """Uploads and new state of one client, (D,), or of a chunk of clients, (M, D)."""
     y = grad.start(c.x)
     s = algorithm.begin(y, c, grad)
@@ -17,10 +24,12 @@ def local_work(algorithm: Algorithm, c: ClientContext, grad: LocalGradient) -> t
         grad.k = k
         y_next, s_next = algorithm.step(y, s, c, grad, k)
         active = grad.active(k)
-        if bool(active.all()):
-            y, s = y_next, s_next
-        else:
-            y, s = _where(active, y_next, y), {n: _where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
+        if not bool(active.all()):
+            y_next = _where(active, y_next, y)
+            s_next = {n: _where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
+        if watch is not None:
+            watch(grad, k, y, y_next)
+        y, s = y_next, s_next
     grad.k = None
     return algorithm.finish(y, s, c, grad)
 

@@ -24,7 +24,7 @@ from ..system import Clock, System
 from .choosing import Choice, Chooser, Cohort, start_reports
 from .clients import ClientStore
 from .gradients import LocalGradient
-from .local import local_work
+from .local import Watch, local_work
 from .task import Task
 from .timing import Timing, Traffic
 
@@ -84,6 +84,7 @@ class Simulation:
         """The cohort size asked for, before over-selection."""
         chosen = self.selector if self.system is None else _over_selecting(self.selector, self.system, len(data))
         self.chooser = Chooser(self.task, self.engine, chosen, self.availability, self.clients.last)
+        self._watch: Watch | None = None
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
 
     @torch.no_grad()
@@ -162,6 +163,14 @@ class Simulation:
         msg = algorithm.broadcast(self.x, state, ctx)
         _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
         return state, self._visit(cohort, ctx, msg, algorithm.reduce, self._work, admit)
+
+    def rehearse(self, cohort: Cohort, watch: Watch) -> None:
+        """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
+        self._watch = watch
+        try:
+            self._phases(cohort, _everyone, _everyone)
+        finally:
+            self._watch = None
 
     def _evaluated(self, cohort: Cohort) -> int:
         """Samples whose loss the cohort computes for its reports."""
@@ -286,7 +295,7 @@ class Simulation:
         )
 
     def _work(self, c: ClientContext, grad: LocalGradient) -> tuple[Vectors, Vectors]:
-        uploads, own = local_work(self.algorithm, c, grad)
+        uploads, own = local_work(self.algorithm, c, grad, self._watch)
         _expect(self.algorithm, "finish", uploads, self.algorithm.up)
         _expect(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
         return uploads, own

@@ -32,14 +32,19 @@ class Task:
         per_epoch = torch.ones_like(n) if self.batch_size is None else -(n // -self.batch_size)
         return self.local_epochs * per_epoch
 
-    def samples(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets at entries (any shape) of the federation's index, ready for the model."""
-        where = entries if self.data.index is None else self.data.index[entries]
-        return self.inputs(self.data.x[where]), self.targets(self.data.y[where])
+    def samples(self, entries: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets at entries (any shape) of the federation's index, ready for the model.
 
-    def inputs(self, x: Tensor) -> Tensor:
+        With `keys`, one per entry, as training sees them: augmented.
+        """
+        where = entries if self.data.index is None else self.data.index[entries]
+        return self.inputs(self.data.x[where], keys), self.targets(self.data.y[where])
+
+    def inputs(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         # The channel axis is counted from the batch axis, so fold leading axes into one.
         flat = x.reshape(-1, *self.data.x.shape[1:])
+        if keys is not None and self.data.augment is not None:
+            flat = self.data.augment(flat, keys.reshape(-1))
         return self.data.inputs(flat, self.model.dtype).view(x.shape)
 
     def targets(self, y: Tensor) -> Tensor:

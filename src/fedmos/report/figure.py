@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")  # Tol's bright scheme
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")  # Tol's bright scheme
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 40, 44
 _WIDTH, _HEIGHT = 760, 420
 
@@ -49,9 +49,9 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, level: floa
     ]
     for v in y_ticks:
         parts.append(f'<path d="M{_LEFT} {py(v)}H{width - _RIGHT}" stroke="#ddd"/>')
-        parts.append(_text(_LEFT - 8, py(v) + 4, f"{v:g}", "end"))
-    parts += [_text(px(v), height - _BOTTOM + 18, f"{v:g}", "middle") for v in x_ticks]
-    parts.append(_text((_LEFT + width - _RIGHT) / 2, height - 8, x, "middle"))
+        parts.append(text(_LEFT - 8, py(v) + 4, f"{v:g}", "end"))
+    parts += [text(px(v), height - _BOTTOM + 18, f"{v:g}", "middle") for v in x_ticks]
+    parts.append(text((_LEFT + width - _RIGHT) / 2, height - 8, x, "middle"))
     parts.append(
         f'<text transform="translate(14 {height / 2:.0f}) rotate(-90)" font-size="12" fill="#444" '
         f'text-anchor="middle">{escape(y)}</text>'
@@ -62,19 +62,20 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, level: floa
     ends_high = sum(py(line.y[-1]) for line in lines) / len(lines) < height / 2
     legend = height - _BOTTOM - 18 * len(lines) if ends_high else _TOP + 18
     for i, line in enumerate(lines):
-        colour = _COLOURS[i % len(_COLOURS)]
+        colour = COLOURS[i % len(COLOURS)]
         if line.low:
             band = path([*line.x, *reversed(line.x)], [*line.low, *reversed(line.high)])
             parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>')
         parts.append(f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{colour}" stroke-width="2"/>')
         row = legend + 18 * i
         parts.append(f'<path d="M{width - 200} {row - 4}h22" stroke="{colour}" stroke-width="3"/>')
-        parts.append(_text(width - 172, row, line.label, "start"))
+        parts.append(text(width - 172, row, line.label, "start"))
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x}" y="{y}" font-size="12" fill="#444" text-anchor="{anchor}">{escape(text)}</text>'
+def text(x: float, y: float, words: str, anchor: str) -> str:
+    """A label at a place."""
+    return f'<text x="{x}" y="{y}" font-size="12" fill="#444" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .data.synthetic import Quadratic
-from .selection import ACS, MD, Full, Uniform
-from .selection.selector import Selector, View
+from ..data.synthetic import Quadratic
+from ..selection import ACS, MD, Full, Uniform
+from ..selection.selector import Selector, View
 
 
 @dataclass(frozen=True, kw_only=True)

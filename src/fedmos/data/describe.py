@@ -1,0 +1,130 @@
+"""How a federation's data are spread: sizes, and how different clients' labels are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .federated import FederatedData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels:
+    """How clients' label distributions q_i differ from the whole federation's q. Means are over clients."""
+
+    classes: int
+    per_client: float
+    """Mean number of classes a client has."""
+    entropy: float
+    """Mean entropy of q_i, in bits; zero where each client has one class."""
+    entropy_all: float
+    """Entropy of q, which a client's is at most if all have the same distribution."""
+    total_variation: float
+    """Mean of ½ Σ_c |q_i(c) − q(c)|: zero if all are alike, near one if each has a rare class of its own."""
+    divergence: float
+    """Σ_i p_i KL(q_i ‖ q), in bits, p_i a client's share of the samples: what knowing the client tells of a label."""
+    counts: np.ndarray = field(repr=False)
+    """(clients, classes)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What `FederatedData.describe` found; `str()` is a table."""
+
+    clients: int
+    samples: int
+    test_samples: int
+    sizes: dict[str, float]
+    """min, median, mean, max of the n_i, and their gini coefficient (0: all equal, near 1: one has nearly all)."""
+    labels: Labels | None
+    """None where targets are not class numbers."""
+
+    def __str__(self) -> str:
+        s = self.sizes
+        rows = [
+            ("clients", f"{self.clients:,}"),
+            ("samples", f"{self.samples:,} for training, {self.test_samples:,} for testing"),
+            (
+                "samples per client",
+                f"{s['min']:,.0f} to {s['max']:,.0f}, median {s['median']:,.0f}, gini {s['gini']:.2f}",
+            ),
+        ]
+        if (labels := self.labels) is not None:
+            rows += [
+                ("classes", f"{labels.classes}, {labels.per_client:.1f} per client"),
+                ("label entropy", f"{labels.entropy:.2f} bits per client, {labels.entropy_all:.2f} overall"),
+                ("total variation", f"{labels.total_variation:.2f} from the overall distribution"),
+                ("label divergence", f"{labels.divergence:.2f} bits"),
+            ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+    def plot(self, path: str | os.PathLike[str], most: int = 40) -> None:
+        """Write a picture (SVG) of who has how much of which class; of more than `most` clients, some evenly spaced."""
+        if self.labels is None:
+            raise ValueError("Cannot plot the split because its targets are not class numbers")
+        from ..report.bubbles import bubble_chart
+
+        shown = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))
+        Path(path).write_text(bubble_chart(self.labels.counts[shown], shown.tolist(), self.clients), encoding="utf-8")
+
+
+def describe(data: FederatedData) -> Description:
+    sizes = data.sizes.numpy()
+    return Description(
+        clients=len(data),
+        samples=int(sizes.sum()),
+        test_samples=0 if data.test is None else len(data.test[1]),
+        sizes={
+            "min": float(sizes.min()),
+            "median": float(np.median(sizes)),
+            "mean": float(sizes.mean()),
+            "max": float(sizes.max()),
+            "gini": _gini(sizes),
+        },
+        labels=_labels(label_counts(data), sizes) if _has_labels(data) else None,
+    )
+
+
+def label_counts(data: FederatedData) -> np.ndarray:
+    """(clients, classes): how many samples of which class each client has."""
+    y = (data.y if data.index is None else data.y[data.index]).to("cpu", torch.int64)
+    classes = len(data.labels) if data.labels is not None else int(data.y.max()) + 1
+    owner = torch.arange(len(data)).repeat_interleave(data.sizes)
+    counts = torch.bincount(owner * classes + y, minlength=len(data) * classes)
+    return counts.view(len(data), classes).numpy()
+
+
+def _has_labels(data: FederatedData) -> bool:
+    return data.y.ndim == 1 and not data.y.is_floating_point() and int(data.y.min()) >= 0
+
+
+def _labels(counts: np.ndarray, sizes: np.ndarray) -> Labels:
+    q, overall = counts / sizes[:, None], counts.sum(0) / sizes.sum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        divergence = np.where(q > 0, q * np.log2(q / overall), 0.0).sum(1)
+    return Labels(
+        classes=counts.shape[1],
+        per_client=float((counts > 0).sum(1).mean()),
+        entropy=float(_entropy(q).mean()),
+        entropy_all=float(_entropy(overall[None])[0]),
+        total_variation=float(0.5 * np.abs(q - overall).sum(1).mean()),
+        divergence=float(divergence @ (sizes / sizes.sum())),
+        counts=counts,
+    )
+
+
+def _entropy(q: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy: np.ndarray = -np.where(q > 0, q * np.log2(q), 0.0).sum(1)
+    return entropy + 0.0  # −0 reads badly
+
+
+def _gini(sizes: np.ndarray) -> float:
+    n = np.sort(sizes)
+    rank = np.arange(1, len(n) + 1)
+    return float(2 * (rank @ n) / (len(n) * n.sum()) - (len(n) + 1) / len(n))

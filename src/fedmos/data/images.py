@@ -1,0 +1,47 @@
+"""Encoded images (PNG, JPEG, …) as arrays, with a bound on what a small file may grow to. Needs Pillow."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ..validate import needs
+
+_GREY = ("1", "L", "I", "I;16")
+_PIXELS = 64_000_000
+"""An image that says it has more is refused before it is decoded."""
+
+
+def measure(source: str | os.PathLike[str]) -> tuple[bool, tuple[int, int]]:
+    """Whether the image has colours, and (height, width), without decoding it."""
+    image_module = needs("PIL.Image", "Pillow", "read images")
+    try:
+        with image_module.open(source) as image:
+            return image.mode not in _GREY, (image.height, image.width)
+    except Exception as error:
+        raise ValueError(f"not a sound image: {error}") from None
+
+
+def decode(source: bytes | str | os.PathLike[str], size: tuple[int, int] | None = None, gray: bool = False) -> Any:
+    """(channels, height, width), uint8: one channel for grey images or if `gray`, else three; resized to `size`.
+
+    Raises ValueError at anything that is not a sound image.
+    """
+    image_module = needs("PIL.Image", "Pillow", "read images")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow warns of bombs and of files that lie
+            with image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+                if image.width * image.height > _PIXELS:
+                    raise ValueError(f"it has {image.width}×{image.height} pixels, more than {_PIXELS}")
+                image = image.convert("L" if gray or image.mode in _GREY else "RGB")
+                if size is not None and (image.height, image.width) != size:
+                    image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
+                pixels = np.asarray(image)
+    except Exception as error:  # Pillow's decoders raise anything at broken files
+        raise ValueError(f"not a sound image: {error}") from None
+    return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))

@@ -1,0 +1,44 @@
+"""Hugging Face data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dataset import Dataset
+from ..partition import Fixed, Partition
+from ..partition.flower import is_flower, rows_of
+from .columns import choose, dataset_from
+
+_WHO = "from_hf"
+
+
+def dataset_from_hf(
+    dataset: Any,
+    client: str | None,
+    target: str | None,
+    inputs: str | Sequence[str] | None,
+    test: Any,
+    partition: Partition | None,
+) -> tuple[Dataset, Partition | None]:
+    """The data set, and the partition with a Flower partitioner already applied."""
+    if isinstance(dataset, dict):  # a DatasetDict
+        if "train" not in dataset:
+            raise ValueError(f"{_WHO}: 'dataset' must have a split 'train', got {', '.join(dataset) or 'none'}")
+        test = dataset.get("test") if test is None else test
+        dataset = dataset["train"]
+    if not hasattr(dataset, "features") or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
+        raise ValueError(f"{_WHO}: 'dataset' must be a datasets.Dataset or DatasetDict, got {type(dataset).__name__}")
+    scheme = partition
+    if is_flower(partition):
+        scheme = Fixed(rows_of(partition, dataset.add_column("fedmos_row", np.arange(len(dataset))), "fedmos_row"))
+        used = getattr(partition, "_partition_by", None)
+        if inputs is None and used not in (None, client, target) and used in dataset.column_names:
+            dataset = dataset.remove_columns(used)  # it says who, not what
+    columns = choose(_WHO, dataset, client, target, inputs)
+    tested = None if test is None else test.with_format("arrow")[:]
+    names = getattr(dataset.features[columns.target], "names", None)
+    made = dataset_from(_WHO, "hf", dataset.with_format("arrow")[:], tested, columns, labels=names)
+    return made, scheme

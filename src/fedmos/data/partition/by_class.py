@@ -1,0 +1,190 @@
+"""Splits that give each client a few classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...rng import Purpose, generator
+from ...validate import Rule, check, count, none, one_of
+from .split import Split, coded, deal, enough, even, pools_of
+
+_ONE_BY_ONE = 20_000
+"""Up to so many clients choose their classes one after another; a larger crowd does in blocks."""
+
+
+def _is_size(v: object) -> bool:
+    if isinstance(v, Sequence) and not isinstance(v, str) and len(v) == 2:
+        return all(count.test(b) for b in v) and v[0] <= v[1]
+    return count.test(v)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByClass:
+    """Each client gets samples of `classes` classes, chosen at random; no sample is given twice.
+
+    `size` is the number of samples per client: a number, or a range (low, high) drawn from uniformly
+    (FedMoS's MNIST split is `ByClass(classes=2, size=(10, 50))`); None shares out everything, each
+    class in equal parts among the clients that hold it. A client's samples are divided among its
+    classes at random (`share="random"`, at least one each) or as evenly as possible (`"even"`).
+    """
+
+    classes: int
+    size: int | tuple[int, int] | None = None
+    share: Literal["random", "even"] = "random"
+
+    def __post_init__(self) -> None:
+        check(
+            self,
+            classes=count,
+            size=Rule("an integer ≥ 1, a range (low, high)", _is_size) | none,
+            share=one_of("random", "even"),
+        )
+        if isinstance(self.size, Sequence):
+            object.__setattr__(self, "size", tuple(self.size))
+        low = self.size[0] if isinstance(self.size, tuple) else self.size
+        if low is not None and low < self.classes:
+            raise ValueError(f"ByClass: 'size' must be ≥ 'classes' ({self.classes}), got {self.size!r}")
+
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+        rng = generator(seed, Purpose.PARTITION)
+        names, label = coded(labels)
+        if self.classes > len(names):
+            raise ValueError(f"ByClass: 'classes' must be ≤ the data's {len(names)} classes, got {self.classes}")
+        pools = pools_of(label, len(names), rng.permutation(len(labels)))
+        supply = np.array([len(pool) for pool in pools])
+        return deal(
+            pools, self._everything(rng, supply, clients) if self.size is None else self._sized(rng, supply, clients)
+        )
+
+    # Both give (clients, classes): how many samples of each class each client gets.
+
+    def _everything(self, rng: np.random.Generator, supply: np.ndarray, clients: int) -> np.ndarray:
+        wants = np.zeros((clients, len(supply)), dtype=np.int64)
+        held = self._holders(rng, len(supply), clients)
+        for c, column in enumerate(held.T):
+            who = np.flatnonzero(column)
+            enough(f"ByClass: class {c}", supply[c], len(who))
+            wants[who, c] = np.diff(np.linspace(0, supply[c], len(who) + 1).astype(np.int64)) if len(who) else 0
+        return wants
+
+    def _sized(self, rng: np.random.Generator, supply: np.ndarray, clients: int) -> np.ndarray:
+        low, high = self.size if isinstance(self.size, tuple) else (self.size or 0, self.size or 0)
+        sizes = rng.integers(low, high + 1, clients)
+        if sizes.sum() > supply.sum():
+            raise ValueError(
+                f"Cannot give {clients} clients {sizes.sum()} samples because there are {supply.sum()}; use fewer "
+                "clients or a smaller 'size'"
+            )
+        wants = np.zeros((clients, len(supply)), dtype=np.int64)
+        left = supply.copy()
+        waiting = np.arange(clients)
+        if clients > _ONE_BY_ONE:
+            waiting = self._in_blocks(rng, sizes, wants, left)
+        for i in waiting:
+            # Late clients find some classes nearly used up; where a random division does not fit, an even one may.
+            for share in dict.fromkeys((self.share, "even")):
+                parts = _compose(rng, int(sizes[i]), self.classes, share)
+                chosen = _choose_classes(rng, left, parts)
+                if chosen is not None:
+                    break
+            else:
+                raise ValueError(
+                    f"Cannot give client {i} of {clients} {sizes[i]} samples of {self.classes} classes because only "
+                    f"{left.sum()} of {supply.sum()} samples are left; use fewer clients or a smaller 'size'"
+                )
+            wants[i, chosen] = parts
+            left[chosen] -= parts
+        return wants
+
+    def _in_blocks(
+        self, rng: np.random.Generator, sizes: np.ndarray, wants: np.ndarray, left: np.ndarray
+    ) -> np.ndarray:
+        """Serve whole blocks of clients from what is left at a block's beginning; who then finds too little waits."""
+        waiting = []
+        for block in np.array_split(np.arange(len(sizes)), _ONE_BY_ONE):
+            parts = _compose_many(rng, sizes[block], self.classes, self.share)
+            # The classes of the largest (weight^(1/Exp)) are a weighted draw without replacement.
+            with np.errstate(divide="ignore"):
+                rank = np.log(left) + rng.gumbel(size=(len(block), len(left)))
+            chosen = np.argsort(-rank, axis=1)[:, : self.classes]
+            asked = np.zeros((len(block), len(left)), dtype=np.int64)
+            np.put_along_axis(asked, chosen, parts, axis=1)
+            fits = (np.cumsum(asked, axis=0) <= left).all(1)
+            wants[block[fits]] = asked[fits]
+            left -= asked[fits].sum(0)
+            waiting.append(block[~fits])
+        return np.concatenate(waiting)
+
+    def _holders(self, rng: np.random.Generator, n_classes: int, clients: int) -> np.ndarray:
+        """(clients, classes): who holds what, each class by as equally many as possible: each client takes the
+        classes that were taken least so far, ties at random."""
+        held = np.zeros((clients, n_classes), dtype=bool)
+        taken = np.zeros(n_classes)
+        for i in range(clients):
+            chosen = np.lexsort((rng.random(n_classes), taken))[: self.classes]
+            held[i, chosen] = True
+            taken[chosen] += 1
+        return held
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """FedAvg's split (McMahan et al., 2017): sort by label, cut into equal shards, deal `per_client` to each at random.
+
+    Every sample is given to someone; shards differ by one sample at most.
+    """
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        check(self, per_client=count)
+
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+        names, label = coded(labels)
+        enough(f"Shards: {self.per_client} each", len(labels), clients, self.per_client)
+        rng = generator(seed, Purpose.PARTITION)
+        by_label = np.concatenate(pools_of(label, len(names), rng.permutation(len(labels))))
+        sizes = even(len(labels), clients * self.per_client)
+        starts = np.cumsum(sizes) - sizes
+        dealt = rng.permutation(len(sizes)).reshape(clients, self.per_client)
+        lengths = sizes[dealt.reshape(-1)]
+        ends = np.cumsum(lengths)
+        index = by_label[np.repeat(starts[dealt.reshape(-1)] - (ends - lengths), lengths) + np.arange(len(labels))]
+        return Split(index, sizes[dealt].sum(1))
+
+
+def _choose_classes(rng: np.random.Generator, left: np.ndarray, parts: np.ndarray) -> np.ndarray | None:
+    """A different class for each part (largest first) that has enough left, more likely the more it has."""
+    left = left.copy()
+    chosen = []
+    for part in parts:
+        weight = np.where(left >= part, left, 0)
+        if not weight.any():
+            return None
+        chosen.append(rng.choice(len(left), p=weight / weight.sum()))
+        left[chosen[-1]] = 0
+    return np.array(chosen)
+
+
+def _compose(rng: np.random.Generator, n: int, parts: int, share: str) -> np.ndarray:
+    """n as a sum of `parts` numbers ≥ 1, in descending order."""
+    if share == "even":
+        return even(n, parts)
+    cuts = np.sort(rng.choice(n - 1, parts - 1, replace=False)) + 1
+    return np.sort(np.diff(np.concatenate([[0], cuts, [n]])))[::-1]
+
+
+def _compose_many(rng: np.random.Generator, sizes: np.ndarray, parts: int, share: str) -> np.ndarray:
+    """(len(sizes), parts): each size as a sum of numbers ≥ 1, every such sum equally likely, or as even as possible."""
+    if share == "even":
+        return sizes[:, None] // parts + (np.arange(parts) < sizes[:, None] % parts)
+    # The parts−1 cuts are a random subset of the size−1 places between samples: those that sort first.
+    places = np.arange(1, int(sizes.max()))
+    rank = np.where(places < sizes[:, None], rng.random((len(sizes), len(places))), np.inf)
+    cuts = np.sort(places[np.argsort(rank, axis=1)[:, : parts - 1]], axis=1)
+    edges = np.concatenate([np.zeros((len(sizes), 1), np.int64), cuts, sizes[:, None]], axis=1)
+    return np.diff(edges, axis=1)

@@ -1,0 +1,48 @@
+"""Splits that do not look at labels: equal parts, and parts of very different size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ...rng import Purpose, generator
+from ...validate import check, count, one_of, positive
+from .split import Split, enough, even, in_proportion
+
+
+@dataclass(frozen=True, kw_only=True)
+class IID:
+    """Shuffle, then cut into `clients` parts whose sizes differ by one at most. Every sample is given to someone."""
+
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+        enough("IID", len(labels), clients)
+        return Split(generator(seed, Purpose.PARTITION).permutation(len(labels)), even(len(labels), clients))
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantitySkew:
+    """Shuffle, then cut into parts of unequal size: everyone sees the same distribution, some see far more of it.
+
+    `law="power"`: the client of rank r (1 the largest, ranks at random) gets a share ∝ r^−skew.
+    `law="lognormal"`: shares ∝ exp(skew · N(0, 1)). Everyone gets `least` samples or more; every sample is given
+    to someone.
+    """
+
+    law: Literal["power", "lognormal"] = "power"
+    skew: float = 1.0
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        check(self, law=one_of("power", "lognormal"), skew=positive, least=count)
+
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+        enough("QuantitySkew", len(labels), clients, self.least)
+        rng = generator(seed, Purpose.PARTITION)
+        if self.law == "power":
+            exponent = -self.skew * np.log(rng.permutation(clients) + 1.0)
+        else:
+            exponent = self.skew * rng.normal(size=clients)
+        sizes = in_proportion(len(labels), np.exp(exponent - exponent.max()), self.least)
+        return Split(rng.permutation(len(labels)), sizes)
