@@ -59,14 +59,8 @@ def partitions() -> dict[str, type[Any]]:
 
 def models() -> dict[str, Callable[..., torch.nn.Module]]:
     """Every model function by name."""
-    return {
-        name: make
-        for name, make in vars(_models).items()
-        if inspect.isfunction(make)
-        and make.__module__ == _models.__name__
-        and "seed" in inspect.signature(make).parameters
-        and not name.startswith("_")
-    }
+    found = {name: getattr(_models, name) for name in _models.__all__}
+    return {name: make for name, make in found.items() if "seed" in inspect.signature(make).parameters}
 
 
 def datasets() -> list[str]:

@@ -13,6 +13,9 @@ from .validate import suggest
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
+PADDING = -100
+"""The target of a position that does not count: PyTorch's `ignore_index`."""
+
 _NAMED: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": F.cross_entropy,
     "mse": F.mse_loss,
@@ -36,6 +39,9 @@ class Loss:
         self._mean: LossFunction = _NAMED[loss] if isinstance(loss, str) else loss
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.named == "cross_entropy" and targets.ndim > 1:
+            # F.cross_entropy averages over positions, which would weigh long samples more than short ones.
+            return self.each(outputs, targets).mean()
         return self._mean(outputs, self._fitting(outputs, targets)).reshape(())
 
     def _fitting(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -44,10 +50,12 @@ class Loss:
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One number per sample, whose mean is the loss."""
-        if self.named is not None:
-            terms = _NAMED[self.named](outputs, self._fitting(outputs, targets), reduction="none")
-            return terms.flatten(1).mean(1) if terms.ndim > 1 else terms
-        return vmap(lambda o, t: self._mean(o[None], t[None]).reshape(()))(outputs, targets)
+        if self.named is None:
+            return vmap(lambda o, t: self._mean(o[None], t[None]).reshape(()))(outputs, targets)
+        terms = _NAMED[self.named](outputs, self._fitting(outputs, targets), reduction="none")
+        if self.named == "cross_entropy":
+            return per_sample(terms, targets)
+        return terms.flatten(1).mean(1) if terms.ndim > 1 else terms
 
     def each_or_loop(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """`each`, also for a callable that cannot be vectorised."""
@@ -55,3 +63,11 @@ class Loss:
             return self.each(outputs, targets)
         except RuntimeError:
             return torch.stack([self.mean(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
+
+
+def per_sample(terms: Tensor, targets: Tensor) -> Tensor:
+    """Each sample's mean over its positions that are not padding; 0 for one that is all padding."""
+    if terms.ndim == 1:
+        return terms
+    counted = (targets != PADDING).flatten(1)
+    return (terms.flatten(1) * counted).sum(1) / counted.sum(1).clamp(min=1)

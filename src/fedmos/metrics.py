@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from .engine.task import Task
+from .losses import per_sample
 
 _SAMPLES_AT_ONCE = 1024
+_SCORES_AT_ONCE = 2**26
 
 Metrics = dict[str, float]
 
@@ -24,7 +26,8 @@ class Evaluator:
     """Losses and accuracies of a task at given parameters, in evaluation mode.
 
     train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class
-    numbers and outputs have a score per class.
+    numbers and outputs have a score per class; of a sequence, they are the share of its positions
+    that are right, padding apart.
     """
 
     def __init__(self, task: Task) -> None:
@@ -35,12 +38,12 @@ class Evaluator:
     def __call__(self, x: Tensor) -> Metrics:
         task = self._task
         with evaluation(task):
-            entries = torch.arange(len(self._weight), device=x.device)
-            train = self._sums(x, (task.samples(part) for part in entries.split(_SAMPLES_AT_ONCE)), self._weight)
+            entries, at_once = torch.arange(len(self._weight), device=x.device), samples_at_once(task, x)
+            train = self._sums(x, (task.samples(part) for part in entries.split(at_once)), self._weight)
             metrics = {f"train_{name}": value for name, value in train.items()}
             if task.data.test is not None:
                 inputs, targets = task.data.test
-                parts = zip(inputs.split(_SAMPLES_AT_ONCE), targets.split(_SAMPLES_AT_ONCE), strict=True)
+                parts = zip(inputs.split(at_once), targets.split(at_once), strict=True)
                 weight = torch.full((len(targets),), 1 / len(targets), dtype=torch.float64, device=x.device)
                 test = self._sums(x, ((task.inputs(i), task.targets(t)) for i, t in parts), weight)
                 metrics["test_loss"] = test["loss"]
@@ -62,7 +65,7 @@ class Evaluator:
                 hits = None
             else:
                 right = (outputs.argmax(1) == targets).to(torch.float64)
-                hits += (w * (right.flatten(1).mean(1) if right.ndim > 1 else right)).sum()
+                hits += (w * per_sample(right, targets)).sum()
         return {"loss": float(loss)} | ({} if hits is None else {"accuracy": float(hits)})
 
 
@@ -72,12 +75,18 @@ def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor
     entries = task.data.offsets[ids][owner] + torch.cat(list(positions))
     sums = torch.zeros(2, len(ids), dtype=torch.float64)
     with evaluation(task):
-        for part in torch.arange(len(entries)).split(_SAMPLES_AT_ONCE):
+        for part in torch.arange(len(entries)).split(samples_at_once(task, x)):
             inputs, targets = task.samples(entries[part].to(x.device))
             losses = task.loss.each_or_loop(task.model(x, inputs), targets).to("cpu", torch.float64)
             sums.index_add_(1, owner[part], torch.stack([losses, losses**2]))
     mean, squared = sums / torch.tensor([len(part) for part in positions])
     return mean, squared
+
+
+def samples_at_once(task: Task, x: Tensor) -> int:
+    """How many samples to evaluate together: fewer where each has many scores, as of all words at all positions."""
+    inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=x.device))
+    return max(1, min(_SAMPLES_AT_ONCE, _SCORES_AT_ONCE // task.model(x, inputs).numel()))
 
 
 @contextmanager
@@ -93,7 +102,10 @@ def evaluation(task: Task) -> Iterator[None]:
 
 
 def has_classes(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether outputs are scores of classes and targets class numbers."""
+    """Whether outputs are scores of classes, on axis 1 as in PyTorch, and targets class numbers.
+
+    Outputs (B, classes, …) go with targets (B, …).
+    """
     return (
         not targets.is_floating_point()
         and outputs.ndim == targets.ndim + 1

@@ -1,0 +1,26 @@
+"""The models of the papers. Each function returns a fresh module whose weights depend on `seed` alone."""
+
+from .images import cnn_cifar, cnn_digits, cnn_mnist, lenet, logistic, mlp, mlp_cifar
+from .norm import GroupNorm, convert_batchnorm
+from .pretrained import mobilenet_v2, vit_b16
+from .resnet import resnet18, resnet20
+from .text import LSTM, char_lstm, word_lstm
+
+__all__ = [
+    "LSTM",
+    "GroupNorm",
+    "char_lstm",
+    "cnn_cifar",
+    "cnn_digits",
+    "cnn_mnist",
+    "convert_batchnorm",
+    "lenet",
+    "logistic",
+    "mlp",
+    "mlp_cifar",
+    "mobilenet_v2",
+    "resnet18",
+    "resnet20",
+    "vit_b16",
+    "word_lstm",
+]

@@ -1,0 +1,134 @@
+"""Linear and convolutional networks for images."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .seeded import seeded
+
+
+def _dropout(layer: nn.Module, on: bool) -> list[nn.Module]:
+    return [layer] if on else []
+
+
+def logistic(features: int = 784, classes: int = 10, seed: int = 0) -> nn.Module:
+    """Multinomial logistic regression on flattened inputs."""
+    return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), seed)
+
+
+def mlp(features: int = 784, classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
+    """Power-of-Choice's network: features-64-30-classes, 52,500 parameters for 28×28 images and 10 classes."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(features, 64),
+            nn.ReLU(),
+            nn.Linear(64, 30),
+            nn.ReLU(),
+            *_dropout(nn.Dropout(0.5), dropout),
+            nn.Linear(30, classes),
+        ),
+        seed,
+    )
+
+
+def mlp_cifar(features: int = 3072, classes: int = 10, seed: int = 0) -> nn.Module:
+    """The FedMoS text's "three fully connected layers" for CIFAR-10: 3072-120-84-10, 379,774 parameters.
+
+    The text gives no sizes. 120 and 84 are those of the three linear layers in a network for CIFAR-10
+    that the released code holds commented out; what it runs is `cnn_cifar`.
+    """
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(features, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        ),
+        seed,
+    )
+
+
+def cnn_mnist(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
+    """FedMoS's network for MNIST: two 5×5 convolutions and two linear layers, 21,840 parameters."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 10, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(10, 20, 5),
+            *_dropout(nn.Dropout2d(0.5), dropout),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(320, 50),
+            nn.ReLU(),
+            *_dropout(nn.Dropout(0.5), dropout),
+            nn.Linear(50, classes),
+        ),
+        seed,
+    )
+
+
+def cnn_cifar(classes: int = 10, channels: int = 3, dropout: bool = False, seed: int = 0) -> nn.Module:
+    """The released FedMoS network for CIFAR-10: three 3×3 convolutions, two linear layers, 122,570 parameters."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            *_dropout(nn.Dropout(0.2), dropout),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            *_dropout(nn.Dropout(0.2), dropout),
+            nn.Conv2d(64, 64, 3),
+            *_dropout(nn.Dropout(0.2), dropout),
+            nn.Flatten(),
+            nn.Linear(1024, 64),
+            nn.ReLU(),
+            nn.Linear(64, classes),
+        ),
+        seed,
+    )
+
+
+def cnn_digits(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
+    """A small network for 8×8 digits: two 3×3 convolutions and a linear layer, 1,898 parameters."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            *_dropout(nn.Dropout(0.5), dropout),
+            nn.Linear(64, classes),
+        ),
+        seed,
+    )
+
+
+def lenet(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
+    """GHBM's CNN "similar to LeNet-5" for 32×32 images: 797,962 parameters for 10 classes."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(channels, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(1600, 384),
+            nn.ReLU(),
+            nn.Linear(384, 192),
+            nn.ReLU(),
+            nn.Linear(192, classes),
+        ),
+        seed,
+    )
