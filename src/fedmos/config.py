@@ -40,15 +40,46 @@ class Choice(BaseModel):
         return {key: _tuples(value) for key, value in (self.model_extra or {}).items()}
 
 
+class AugmentConfig(Strict):
+    """Random crops and flips in training; see `fedmos.Augment`."""
+
+    crop: Annotated[int, Field(ge=0)] = 4
+    flip: bool = True
+
+
 class DataConfig(Strict):
     """A data set, and how it is divided."""
 
     name: str
     root: str | None = None
-    clients: Count
+    clients: Count | None = None
+    """Needed unless the partition brings its own, as Natural does."""
     partition: Choice = Choice(name="IID")
+    augment: AugmentConfig | None = None
     seed: int | None = None
     """Decides the split; by default the run's seed."""
+    alpha: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    beta: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """α and β of the synthetic data set."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataConfig:
+        foreign = ("root", "augment", "partition") if self.name == "synthetic" else ("alpha", "beta")
+        for field in foreign:
+            if getattr(self, field) != DataConfig.model_fields[field].default:
+                raise ValueError(f"'{field}' has no part in the data set {self.name}")
+        return self
+
+    def make(self, seed: int) -> fm.FederatedData:
+        seed = seed if self.seed is None else self.seed
+        if self.name == "synthetic":
+            given = {f: getattr(self, f) for f in ("alpha", "beta", "clients") if getattr(self, f) is not None}
+            return fm.datasets.synthetic(**given, seed=seed)
+        scheme = build("data.partition", self.partition, catalogue.partitions())
+        dataset = fm.datasets.load(self.name, self.root)
+        if self.augment is not None:
+            dataset = dataset.declare(augment=fm.Augment(crop=self.augment.crop, flip=self.augment.flip))
+        return dataset.partition(scheme, self.clients, seed)
 
 
 class SystemConfig(Strict):
@@ -102,7 +133,7 @@ class Training(Strict):
             given["availability"] = build("availability", self.availability, catalogue.availabilities())
         return fm.run(
             model=self.make_model(seed),
-            data=self.make_data(seed),
+            data=self.data.make(seed),
             algorithm=build("algorithm", algorithm, catalogue.algorithms()),
             selection=build("selection", selection, catalogue.selectors()),
             seed=seed,
@@ -114,11 +145,6 @@ class Training(Strict):
         fields = {"seed": seed} | self.model.fields
         model: torch.nn.Module = build("model", Choice(name=self.model.name, **fields), catalogue.models())
         return model
-
-    def make_data(self, seed: int) -> fm.FederatedData:
-        scheme = build("data.partition", self.data.partition, catalogue.partitions())
-        dataset = fm.datasets.load(self.data.name, self.data.root)
-        return dataset.partition(scheme, self.data.clients, seed if self.data.seed is None else self.data.seed)
 
 
 class RunConfig(Training):
@@ -180,15 +206,17 @@ class CompareConfig(Training):
 
     def check(self) -> None:
         """Build every method once, so that a mistake in the last is found before the first has run."""
+        selectors = []
         for i, method in enumerate(self.methods):
             fields = method.algorithm.fields
             if self.tune is not None:
                 fields = {"lr": self.tune.lr[0]} | fields
             build(f"methods.{i}.algorithm", Choice(name=method.algorithm.name, **fields), catalogue.algorithms())
-            selector = build(f"methods.{i}.selection", method.selection, catalogue.selectors())
-            selector.validate(self.data.clients)
+            selectors.append(build(f"methods.{i}.selection", method.selection, catalogue.selectors()))
         self.make_model(self.seeds[0])
-        self.make_data(self.seeds[0])
+        clients = len(self.data.make(self.seeds[0]))
+        for selector in selectors:
+            selector.validate(clients)
 
 
 C = TypeVar("C", bound=BaseModel)

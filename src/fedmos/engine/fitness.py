@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..losses import PADDING
 from .task import Task
 
 
@@ -59,6 +60,9 @@ def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
     data = task.data
     used = data.y if data.index is None else data.y[data.index]
     for who, y in (("training", used), ("test", data.test[1] if data.test is not None else used)):
+        if y.ndim > 1:
+            y = y.to(torch.int64)
+            y = y.where(y != PADDING, 0)
         low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
         if low < 0:
             raise ValueError(f"Cannot train the model because {who} labels must be ≥ 0, got {low}")

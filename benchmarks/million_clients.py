@@ -1,0 +1,105 @@
+"""A million clients of twenty samples: what it takes to divide the data, and to begin a run on it.
+
+    python benchmarks/million_clients.py [--clients 1000000] [--samples 20]
+
+Each partition is made in a process of its own: seconds, and memory beyond the data (peak resident size). The run is
+FedAvg with 100 clients a round, evaluated never but at the end of its three rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+import fedmos as fm
+
+SCHEMES = {
+    "IID": fm.partition.IID(),
+    "ByClass (2 classes, 10 to 20 samples)": fm.partition.ByClass(classes=2, size=(10, 20)),
+    "ByClass (2 classes, everything)": fm.partition.ByClass(classes=2),
+    "Dirichlet (α = 0.3)": fm.partition.Dirichlet(alpha=0.3),
+    "Dirichlet (α = 0)": fm.partition.Dirichlet(alpha=0),
+    "Shards": fm.partition.Shards(),
+    "QuantitySkew (power)": fm.partition.QuantitySkew(),
+    "Natural": fm.partition.Natural(),
+}
+
+
+def resident(which: str) -> float:
+    """MiB resident now ("VmRSS") or at most ("VmHWM") since the peak was last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(which))
+
+
+def dataset(clients: int, samples: int) -> fm.Dataset:
+    rng = np.random.default_rng(0)
+    n = clients * samples
+    return fm.Dataset(
+        "made up",
+        rng.integers(0, 256, (n, 16), dtype=np.uint8),
+        rng.integers(0, 10, n),
+        normalize=fm.Normalize(mean=0.5, std=0.5),
+        owner=rng.permutation(n) % clients,
+    )
+
+
+def measure(name: str, clients: int, samples: int) -> dict[str, float]:
+    data = dataset(clients, samples)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before, began = resident("VmRSS"), time.perf_counter()
+    federation = data.partition(SCHEMES[name], clients=clients, seed=0)
+    made, peak = time.perf_counter() - began, resident("VmHWM") - before
+    held = (federation.index.nbytes + federation.offsets.nbytes + federation.importance.nbytes) / 2**20
+    began = time.perf_counter()
+    first: list[float] = []
+    fm.run(
+        model=fm.models.logistic(features=16),
+        data=federation,
+        algorithm=fm.FedAvg(lr=0.1),
+        selection=fm.Uniform(m=100),
+        rounds=3,
+        local_steps=2,
+        batch_size=10,
+        eval_every=1000,
+        callbacks=[lambda record: first.append(time.perf_counter() - began)],
+    )
+    return {"seconds": made, "beyond": peak, "held": held, "start": first[0], "whole": time.perf_counter() - began}
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--clients", type=int, default=1_000_000)
+    arguments.add_argument("--samples", type=int, default=20)
+    arguments.add_argument("--only", choices=SCHEMES)
+    given = arguments.parse_args()
+    if given.only:
+        print(json.dumps(measure(given.only, given.clients, given.samples)))
+        return
+    headings = (
+        "partition",
+        "seconds",
+        "MiB beyond the data",
+        "MiB kept",
+        "first round over (s)",
+        "3 rounds, evaluated (s)",
+    )
+    print("| " + " | ".join(headings) + " |")
+    print("|---|---|---|---|---|---|")
+    for name in SCHEMES:
+        command = [sys.executable, __file__, "--clients", str(given.clients), "--samples", str(given.samples)]
+        result = subprocess.run([*command, "--only", name], check=True, capture_output=True, text=True)
+        m = json.loads(result.stdout.splitlines()[-1])
+        print(
+            f"| {name} | {m['seconds']:.1f} | {m['beyond']:.0f} | {m['held']:.0f} | {m['start']:.1f} | {m['whole']:.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
