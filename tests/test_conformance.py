@@ -20,7 +20,7 @@ import torch
 
 import fedmos as fm
 import reference
-from fedmos.engine.batches import Batches
+from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.task import Task
 from fedmos.losses import Loss
 from fedmos.params import FlatModel
@@ -158,7 +158,7 @@ def replayed(problem: Problem, **work: Any) -> Callable[[int, int], Batches]:
         seed=SEED,
         **({"local_steps": None, "local_epochs": None, "batch_size": None} | work),
     )
-    return lambda t, i: Batches(task, torch.tensor([i]), t)
+    return lambda t, i: Batches(task, Chunk.of(task, torch.tensor([i])), t)
 
 
 def rows(batch) -> list[int]:

@@ -10,7 +10,7 @@ from torch import nn
 import fedmos as fm
 from fedmos.dropout import StreamDropout
 from fedmos.engine import batched, loop
-from fedmos.engine.batches import Batches
+from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.clients import ClientStore
 from fedmos.engine.task import Task
 from fedmos.losses import Loss
@@ -32,12 +32,16 @@ def task(model: nn.Module | None = None, **how) -> Task:
 EVERYONE = torch.arange(len(SIZES))
 
 
+def batches_of(how: Task, t: int) -> Batches:
+    return Batches(how, Chunk.of(how, EVERYONE), t)
+
+
 def used(batch, i: int) -> list[int]:
     return batch.positions[i, : int(batch.size[i])].tolist()
 
 
 def test_steps_draw_without_replacement_and_independently():
-    batches = Batches(task(local_steps=6, batch_size=4), EVERYONE, t=3)
+    batches = batches_of(task(local_steps=6, batch_size=4), t=3)
     assert batches.K.tolist() == [6] * 4
     seen = set()
     for k in range(6):
@@ -54,13 +58,13 @@ def test_steps_draw_uniformly():
     rounds = 3000
     how = task(local_steps=1, batch_size=2)
     for t in range(rounds):
-        counts[used(Batches(how, torch.tensor([0]), t).step(0), 0)] += 1
+        counts[used(Batches(how, Chunk.of(how, torch.tensor([0])), t).step(0), 0)] += 1
     z = (counts - rounds * 0.4) / np.sqrt(rounds * 0.4 * 0.6)
     assert np.abs(z).max() < 4
 
 
 def test_epochs_visit_every_sample_once_and_keep_the_short_batch():
-    batches = Batches(task(local_epochs=2, batch_size=4), EVERYONE, t=0)
+    batches = batches_of(task(local_epochs=2, batch_size=4), t=0)
     assert batches.K.tolist() == [4, 6, 2, 4]
     for i, n in enumerate(SIZES):
         steps = [used(batches.step(k), i) for k in range(int(batches.K[i]))]
@@ -72,24 +76,24 @@ def test_epochs_visit_every_sample_once_and_keep_the_short_batch():
 
 
 def test_whole_batches_keep_the_stored_order():
-    batches = Batches(task(local_steps=2), EVERYONE, t=0)
+    batches = batches_of(task(local_steps=2), t=0)
     assert [used(batches.step(1), i) for i in range(4)] == [list(range(n)) for n in SIZES]
-    assert Batches(task(local_epochs=3), EVERYONE, t=0).K.tolist() == [3] * 4
+    assert batches_of(task(local_epochs=3), t=0).K.tolist() == [3] * 4
 
 
 @pytest.mark.parametrize("how", [{"local_steps": 3}, {"local_epochs": 2}])
 def test_batches_do_not_depend_on_company(how):
     how = task(batch_size=3, **how)
-    together = Batches(how, EVERYONE, t=5)
+    together = Batches(how, Chunk.of(how, EVERYONE), t=5)
     for i in range(4):
-        alone = Batches(how, torch.tensor([i]), t=5)
+        alone = Batches(how, Chunk.of(how, torch.tensor([i])), t=5)
         for k in range(int(alone.K[0])):
             assert used(alone.step(k), 0) == used(together.step(k), i)
         assert used(alone.first(2), 0) == used(together.first(2), i)
 
 
 def test_the_first_batch_has_a_stream_of_its_own():
-    batches = Batches(task(local_steps=1, batch_size=4), EVERYONE, t=0)
+    batches = batches_of(task(local_steps=1, batch_size=4), t=0)
     assert used(batches.first(4), 1) != used(batches.step(0), 1)
 
 
@@ -99,10 +103,10 @@ def test_gradients_in_pieces_are_gradients(engine, monkeypatch):
     how = task(nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 3)), local_steps=1)
     ids = torch.tensor([1]) if engine is loop.Loop else EVERYONE
     y = how.model.initial()
-    whole = engine(how, ids, 0).full(y)
+    whole = engine(how, Chunk.of(how, ids), 0).full(y)
     module = loop if engine is loop.Loop else batched
     monkeypatch.setattr(module, "_SAMPLES_AT_ONCE", 5)
-    pieces = engine(how, ids, 0).full(y)
+    pieces = engine(how, Chunk.of(how, ids), 0).full(y)
     assert not torch.equal(whole, torch.zeros_like(whole))
     assert torch.allclose(whole, pieces, rtol=0, atol=1e-14)
 
@@ -111,7 +115,7 @@ def test_the_reported_loss_is_the_mean_of_first_losses():
     """With FedMoS the full gradient before the first step counts for step 0; later steps count their first gradient."""
     how = task(local_epochs=1, batch_size=4)
     for engine, ids in ((loop.Loop, torch.tensor([1])), (batched.Batched, EVERYONE)):
-        grad = engine(how, ids, 0)
+        grad = engine(how, Chunk.of(how, ids), 0)
         y = grad.start(how.model.initial())
         expected = [grad.loss_and_gradient(y, grad.batches.all())[0]]
         grad.full(y)

@@ -55,9 +55,17 @@ def fold(key: Tensor, data: Tensor | int) -> Tensor:
     return z ^ _shift(z, 31)
 
 
-def stream(seed: int, round: int, client: Tensor | int, purpose: Purpose, device: torch.device | str = "cpu") -> Tensor:
-    """The key of one stream, or of one per entry of `client`."""
-    key = fold(torch.tensor(_signed(seed), dtype=torch.int64, device=device), int(purpose))
+def stream(
+    seed: int | Tensor,
+    round: int | Tensor,
+    client: Tensor | int,
+    purpose: Purpose,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The key of one stream, or of one per entry of `client`; seed and round may be int64 tensors on the device."""
+    if not isinstance(seed, Tensor):
+        seed = torch.full((), _signed(seed), dtype=torch.int64, device=device)
+    key = fold(seed, int(purpose))
     key = fold(key, round)
     return fold(key, client.to(device) if isinstance(client, Tensor) else client)
 

@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from . import __version__
 from .algorithm import Algorithm
 from .callbacks import Callback, Progress
 from .data.federated import FederatedData
-from .engine import choose_engine
+from .engine import choose_plan
 from .engine.fitness import check_fit, repeatable
 from .engine.rounds import Decay, DivergenceError, Simulation, check_declaration
 from .engine.task import Task, on_device
@@ -118,11 +119,14 @@ def run(
         clip=clip,
     )
     check_fit(task)
+    m = min(len(data), getattr(selection, "m", None) or len(data))
+    plan = choose_plan(engine, task, m)
+    task = replace(task, compiled=plan.compiled)
     simulation = Simulation(
         task=task,
         algorithm=algorithm,
         selector=selection,
-        engine=choose_engine(engine, task),
+        plan=plan,
         lr_decay=lr_decay,
         on_bad_update=on_bad_update,
         availability=availability,
@@ -147,7 +151,9 @@ def run(
         "on_bad_update": on_bad_update,
         "seed": seed,
         "dtype": str(dtype).removeprefix("torch."),
-        "engine": simulation.engine.name,
+        "engine": plan.engine,
+        "compiled": plan.compiled,
+        "chunk": plan.chunk,
         "rounds": rounds,
         "device": str(device_),
         "versions": {"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from ..algorithm import Algorithm
 from ..algorithms import FedAvg
 from ..data.federated import FederatedData
-from ..engine import choose_engine
+from ..engine import choose_plan
 from ..engine.choosing import Cohort
 from ..engine.fitness import check_fit
 from ..engine.gradients import LocalGradient
@@ -190,16 +190,16 @@ def _measures(
 def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]:
     """FedCM's and GHBM's ε in the first round, over clients `ids`."""
     K = task.local_steps or 1
-    run = Simulation(task=task, algorithm=algorithm, selector=Full(), engine=choose_engine("auto", task))
+    run = Simulation(task=task, algorithm=algorithm, selector=Full(), plan=choose_plan("auto", task, len(ids)))
     task.model.module.train()
     # The shadow: everyone's gradient at one common point, averaged, step by step.
     shadow = [run.x]
-    own = [run.engine(task, chunk, run.t) for chunk in run.engine.chunks(ids)]
+    own = [run.crew.gradient(chunk, run.t) for chunk in run.crew.chunks(ids)]
     for k in range(K):
         mean = torch.zeros_like(run.x)
         for gradient in own:
             gradient.k = k
-            mean += gradient.unrows(gradient(gradient.start(shadow[-1])), len(gradient.ids)).sum(0) / len(ids)
+            mean += gradient.unrows(gradient(gradient.start(shadow[-1])), len(gradient.chunk.ids)).sum(0) / len(ids)
         shadow.append(shadow[-1] - algorithm.lr * mean)
     away = torch.zeros(2, dtype=torch.float64)
 

@@ -2,6 +2,9 @@
 
 Each client has a stream per round, so its batches depend neither on who else is in the cohort
 nor on how the cohort is cut into chunks.
+
+Everything here is tensor operations on shapes that a chunk's `width` decides alone, so that a chunk's local work can be
+captured as one graph and replayed for other clients.
 """
 
 from __future__ import annotations
@@ -20,31 +23,48 @@ FULL, FIRST = -1, -2
 _RANKS_AT_ONCE = 2**22
 
 
+class Chunk(NamedTuple):
+    """Clients that train together; tensors are (M,), on the run's device."""
+
+    ids: Tensor
+    offset: Tensor
+    """Where each client's data begins in the federation's index."""
+    n: Tensor
+    width: int
+    """At least the largest n."""
+
+    @classmethod
+    def of(cls, task: Task, ids: Tensor, width: int | None = None) -> Chunk:
+        device, sizes = task.model.device, task.data.sizes[ids]
+        most = int(sizes.max()) if width is None else width
+        return cls(ids.to(device), task.data.offsets[ids].to(device), sizes.to(device), most)
+
+
 class Batch(NamedTuple):
     """Samples of M clients. Row i means its first size[i] columns; the rest repeats its first sample."""
 
     positions: Tensor
     """(M, L), counted within each client's data."""
     size: Tensor
-    """(M,), on the CPU."""
+    """(M,)."""
     phase: Tensor
     """(M,): the step, or one of the phases apart."""
 
 
 class Batches:
-    """The batches of clients `ids` in round `t`."""
+    """The batches of a chunk of clients in round `t`."""
 
-    def __init__(self, task: Task, ids: Tensor, t: int) -> None:
-        self.n = task.data.sizes[ids]
-        self.K = task.steps(self.n)
-        self._task, self._ids, self._t = task, ids, t
-        self._width = int(self.n.max())
-        self._n = self.n.to(task.model.device)
+    def __init__(self, task: Task, chunk: Chunk, t: int | Tensor) -> None:
+        self.chunk, self.n = chunk, chunk.n
+        self.K = task.steps(chunk.n)
+        self.steps = int(task.steps(torch.tensor([chunk.width]))[0])
+        """At least the largest K."""
+        self._task, self._t = task, t
         if task.batch_size is None:
             return
         # Steps: one order of the local data per step, of which a step uses the first B. Epochs: one per epoch.
         orders = task.local_steps or task.local_epochs or 0
-        keep = min(task.batch_size, self._width) if task.local_steps else self._width
+        keep = min(task.batch_size, chunk.width) if task.local_steps else chunk.width
         self._order = self._orders(Purpose.BATCH, orders, keep)
 
     def step(self, k: int) -> Batch:
@@ -53,35 +73,53 @@ class Batches:
         step = self.K.sub(1).clamp(max=k)
         if B is None:
             return self.all()._replace(phase=step)
+        size = sizes_of(self._task, self.n, k)
         if self._task.local_steps is not None:
-            return _batch(self._order[:, k], self.n.clamp(max=B), step)
+            return _batch(self._order[:, k], size, step)
         per_epoch = -(self.n // -B)
         epoch, start = step // per_epoch, (step % per_epoch) * B
-        size = (self.n - start).clamp(max=B)
-        columns = start[:, None] + torch.arange(int(size.max()))
-        columns = columns.clamp(max=self._width - 1).to(self._order.device)
-        rows = torch.arange(len(self.n), device=self._order.device)
-        return _batch(self._order[rows, epoch.to(rows.device)].gather(1, columns), size, step)
+        columns = start[:, None] + torch.arange(min(B, self.chunk.width), device=self.n.device)
+        columns = columns.clamp(max=self.chunk.width - 1)
+        order = self._order.gather(1, epoch[:, None, None].expand(-1, 1, self._order.shape[2]))[:, 0]
+        return _batch(order.gather(1, columns), size, step)
 
     def all(self) -> Batch:
         """All local data, in stored order."""
-        positions = torch.arange(self._width, device=self._task.model.device).expand(len(self.n), -1)
+        positions = torch.arange(self.chunk.width, device=self.n.device).expand(len(self.n), -1)
         return _batch(positions, self.n, torch.full_like(self.n, FULL))
 
     def first(self, b: int) -> Batch:
         """min(b, n_i) samples without replacement, from a stream of their own."""
-        order = self._orders(Purpose.FIRST_BATCH, 1, min(b, self._width))
+        order = self._orders(Purpose.FIRST_BATCH, 1, min(b, self.chunk.width))
         return _batch(order[:, 0], self.n.clamp(max=b), torch.full_like(self.n, FIRST))
 
     def _orders(self, purpose: Purpose, count: int, keep: int) -> Tensor:
         """(M, count, keep): the beginnings of `count` random orders of each client's data."""
-        device = self._task.model.device
-        key = stream(self._task.seed, self._t, self._ids, purpose, device)[:, None]
-        at_once = max(1, _RANKS_AT_ONCE // (len(self.n) * self._width))
-        parts = torch.arange(count, device=device).split(at_once)
-        return torch.cat([permute(fold(key, part), self._n[:, None], self._width)[..., :keep] for part in parts], dim=1)
+        key = self.stream(purpose)[:, None]
+        at_once = max(1, _RANKS_AT_ONCE // (len(self.n) * self.chunk.width))
+        parts = torch.arange(count, device=self.n.device).split(at_once)
+        orders = [permute(fold(key, part), self.n[:, None], self.chunk.width)[..., :keep] for part in parts]
+        return torch.cat(orders, dim=1)
+
+    def stream(self, purpose: Purpose) -> Tensor:
+        """(M,): each client's stream in this round."""
+        return stream(self._task.seed, self._t, self.chunk.ids, purpose, self.n.device)
+
+
+def sizes_of(task: Task, n: Tensor, phase: int, b: int = 0) -> Tensor:
+    """How many samples clients with n of them use in a phase: a step they have, all data, or a first batch of b."""
+    B = task.batch_size
+    if phase == FIRST:
+        return n.clamp(max=b)
+    if phase == FULL or B is None:
+        return n
+    if task.local_steps is not None:
+        return n.clamp(max=B)
+    per_epoch = -(n // -B)
+    step = task.steps(n).sub(1).clamp(max=phase)
+    return (n - (step % per_epoch) * B).clamp(max=B)
 
 
 def _batch(positions: Tensor, size: Tensor, phase: Tensor) -> Batch:
-    used = torch.arange(positions.shape[1]) < size[:, None]
-    return Batch(torch.where(used.to(positions.device), positions, positions[:, :1]), size, phase)
+    used = torch.arange(positions.shape[1], device=positions.device) < size[:, None]
+    return Batch(torch.where(used, positions, positions[:, :1]), size, phase)

@@ -14,8 +14,8 @@ from ..metrics import client_losses
 from ..rng import Purpose, permute, stream
 from ..selection.availability import Always, Availability
 from ..selection.selector import REPORTS, Selector, View
-from .gradients import LocalGradient
 from .task import Task
+from .work import Crew
 
 
 class Cohort(NamedTuple):
@@ -72,7 +72,7 @@ class Chooser:
     def __init__(
         self,
         task: Task,
-        engine: type[LocalGradient],
+        crew: Crew,
         selector: Selector,
         availability: Availability | None,
         last: Tensor,
@@ -89,7 +89,7 @@ class Chooser:
             picks=torch.zeros(N, dtype=torch.int64),
             durations=unknown,
         )
-        self._task, self._engine, self._last = task, engine, last
+        self._task, self._crew, self._last = task, crew, last
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
 
@@ -202,8 +202,8 @@ class Chooser:
 
     def _gradients(self, x: Tensor, t: int, ids: Tensor, choice: Choice) -> Tensor:
         rows = []
-        for chunk in self._engine.chunks(ids):
-            grad = self._engine(self._task, chunk, t)
+        for chunk in self._crew.chunks(ids):
+            grad = self._crew.gradient(chunk, t)
             rows.append(grad.unrows(grad.full(grad.start(x)), len(chunk)))
         choice.vectors_up += len(ids)
         self._count(choice, ids, self._task.data.sizes[ids], gradients=True)

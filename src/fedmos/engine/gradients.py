@@ -3,47 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..rng import Purpose, fold, stream
-from .batches import Batch, Batches
+from ..rng import Purpose, fold
+from .batches import FIRST, FULL, Batch, Batches, Chunk, sizes_of
 from .task import Task
 
 
+class Call(NamedTuple):
+    """One gradient that was taken."""
+
+    phase: int
+    b: int
+    k: int | None
+    """In which step; None after the last."""
+
+
 class LocalGradient:
-    """Gradients of clients `ids` in round `t`; see `fedmos.algorithm.Gradient`."""
+    """Gradients of a chunk of clients in round `t`; see `fedmos.algorithm.Gradient`."""
 
-    name: str
+    ragged = True
+    """Whether clients may have fewer steps than the chunk."""
 
-    def __init__(self, task: Task, ids: Tensor, t: int) -> None:
-        self.task, self.ids, self.t = task, ids, t
-        self.batches = Batches(task, ids, t)
+    def __init__(self, task: Task, chunk: Chunk, t: int | Tensor) -> None:
+        self.task, self.chunk = task, chunk
+        self.batches = Batches(task, chunk, t)
         self.k: int | None = 0
         """The current step; None once local work is over."""
-        self._offset = task.data.offsets[ids].to(task.model.device)
+        self.calls: list[Call] = []
         self._losses: dict[int, Tensor] = {}
-        self.samples = torch.zeros(len(ids), dtype=torch.int64)
-        """How many samples' gradients each client has computed."""
 
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Mean losses, (M,), and their gradients, shaped as y or a row per client."""
         raise TypeError(f"{type(self).__name__} must define loss_and_gradient")
 
     def __call__(self, y: Tensor) -> Tensor:
-        return self._take(y, self.batches.step(self.k if self.k is not None else int(self.batches.K.max()) - 1))
+        k = self.k if self.k is not None else self.batches.steps - 1
+        return self._take(y, self.batches.step(k), k)
 
     def full(self, y: Tensor) -> Tensor:
-        return self._take(y, self.batches.all())
+        return self._take(y, self.batches.all(), FULL)
 
     def batch(self, y: Tensor, b: int) -> Tensor:
-        return self._take(y, self.batches.first(b))
+        return self._take(y, self.batches.first(b), FIRST, b)
 
-    def _take(self, y: Tensor, batch: Batch) -> Tensor:
+    def _take(self, y: Tensor, batch: Batch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
-        self.samples += batch.size * (torch.ones_like(batch.size) if self.k is None else self.active(self.k))
+        self.calls.append(Call(phase, b, self.k))
         if self.k is not None:
             self._losses.setdefault(self.k, loss)
         if self.task.clip is not None:
@@ -52,15 +61,14 @@ class LocalGradient:
         return g + self.task.weight_decay * y if self.task.weight_decay else g
 
     def active(self, k: int) -> Tensor:
-        """(M,), on the CPU: which clients still have a step k."""
+        """(M,): which clients still have a step k."""
         return k < self.batches.K
 
     def reported(self) -> Tensor:
         """(M,): each client's mean over its steps of the loss at the step's first gradient."""
-        nan = torch.full((len(self.ids),), torch.nan, device=self.task.model.device)
         if not self._losses:
-            return nan
-        active = torch.stack([self.active(k) for k in self._losses]).to(nan.device)
+            return torch.full((len(self.chunk.ids),), torch.nan, device=self.task.model.device)
+        active = torch.stack([self.active(k) for k in self._losses])
         losses = torch.stack(list(self._losses.values()))
         return torch.where(active, losses, 0).sum(0) / active.sum(0)
 
@@ -72,27 +80,21 @@ class LocalGradient:
             columns = slice(start, min(start + width, batch.positions.shape[1]))
             number = torch.arange(columns.start, columns.stop, device=batch.positions.device)
             of_dropout, of_augment = (None if key is None else fold(key, number) for key in (dropout, augment))
-            entries = self._offset[:, None] + batch.positions[:, columns]
+            entries = self.chunk.offset[:, None] + batch.positions[:, columns]
             yield *self.task.samples(entries, of_augment), of_dropout, columns
 
     def _keys(self, purpose: Purpose, phase: Tensor) -> Tensor:
         """(M, 1): each client's stream in the current phase, to be folded with the numbers of its samples."""
-        key = stream(self.task.seed, self.t, self.ids, purpose, self.task.model.device)
-        return fold(key, phase.to(key.device))[:, None]
+        return fold(self.batches.stream(purpose), phase)[:, None]
 
-    # How an engine shapes what belongs to one chunk of clients. The defaults suit (M, D).
-
-    @staticmethod
-    def chunks(ids: Tensor) -> tuple[Tensor, ...]:
-        """How a cohort is cut into chunks, each trained by one gradient object."""
-        return (ids,)
+    # How an engine shapes what belongs to its clients. The defaults suit (M, D).
 
     def start(self, x: Tensor) -> Tensor:
         """The clients' models before local work."""
-        return x.expand(len(self.ids), -1)
+        return x.expand(len(self.chunk.ids), -1)
 
     @staticmethod
-    def rows(v: Any) -> Any:
+    def rows(v: Tensor) -> Tensor:
         """A tensor with a row per client, as the engine hands it to the algorithm."""
         return v
 
@@ -100,3 +102,12 @@ class LocalGradient:
     def unrows(v: Tensor, M: int) -> Tensor:
         """The way back: (M, D)."""
         return v.expand(M, -1)
+
+
+def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:
+    """(M,): how many samples' gradients clients with n samples computed in those calls."""
+    total, K = torch.zeros_like(n), task.steps(n)
+    for call in calls:
+        sizes = sizes_of(task, n, call.phase, call.b)
+        total += sizes if call.k is None else sizes * (call.k < K)
+    return total

@@ -20,20 +20,15 @@ def local_work(
     """Uploads and new state of one client, (D,), or of a chunk of clients, (M, D)."""
     y = grad.start(c.x)
     s = algorithm.begin(y, c, grad)
-    for k in range(int(grad.batches.K.max())):
+    for k in range(grad.batches.steps):
         grad.k = k
         y_next, s_next = algorithm.step(y, s, c, grad, k)
-        active = grad.active(k)
-        if not bool(active.all()):
-            y_next = _where(active, y_next, y)
-            s_next = {n: _where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
+        if grad.ragged and k >= grad.task.least_steps:
+            active = grad.active(k)[:, None]
+            y_next = torch.where(active, y_next, y)
+            s_next = {n: torch.where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
         if watch is not None:
             watch(grad, k, y, y_next)
         y, s = y_next, s_next
     grad.k = None
     return algorithm.finish(y, s, c, grad)
-
-
-def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Clients that have done their K_i steps stay as they are."""
-    return torch.where(active.to(new.device)[:, None], new, old)

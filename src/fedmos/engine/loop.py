@@ -14,10 +14,11 @@ _SAMPLES_AT_ONCE = 4096
 class Loop(LocalGradient):
     """Plain autograd on one client's samples."""
 
-    name = "loop"
+    ragged = False
 
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         n = int(batch.size[0])
+        batch = batch._replace(positions=batch.positions[:, :n])
         loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)
         for inputs, targets, keys, columns in self.parts(batch, _SAMPLES_AT_ONCE):
             with torch.enable_grad():
@@ -28,10 +29,6 @@ class Loop(LocalGradient):
             share = (columns.stop - columns.start) / n
             loss, gradient = loss + share * mean.detach(), gradient + share * g
         return loss[None], gradient
-
-    @staticmethod
-    def chunks(ids: Tensor) -> tuple[Tensor, ...]:
-        return tuple(ids.split(1))
 
     def start(self, x: Tensor) -> Tensor:
         return x.clone()

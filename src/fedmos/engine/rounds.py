@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithm import RULES, Algorithm, ClientContext, Context, Reduce, Vectors
+from ..algorithm import RULES, Algorithm, Context, Vectors
 from ..cost import Wire, client_down, client_up
 from ..history import History, Record
 from ..metrics import Evaluator
@@ -23,10 +23,10 @@ from ..shares import ceil_of
 from ..system import Clock, System
 from .choosing import Choice, Chooser, Cohort, start_reports
 from .clients import ClientStore
-from .gradients import LocalGradient
-from .local import Watch, local_work
+from .local import Watch
 from .task import Task
 from .timing import Timing, Traffic
+from .work import Crew, Job, Phase, Plan, expect
 
 Decay = float | Mapping[int, float]
 
@@ -36,6 +36,17 @@ class DivergenceError(RuntimeError):
 
     result: Result
     """What the run had reached before."""
+
+
+class Evaluation(NamedTuple):
+    """A request to evaluate the model x."""
+
+    x: Tensor
+
+
+R = TypeVar("R")
+Steps = Generator[Job | Evaluation, Any, R]
+"""Something that asks for jobs and evaluations, is sent what came of them, and returns a result."""
 
 
 class Visit(NamedTuple):
@@ -57,7 +68,7 @@ class Simulation:
     task: Task
     algorithm: Algorithm
     selector: Selector
-    engine: type[LocalGradient]
+    plan: Plan
     lr_decay: Decay = 1.0
     on_bad_update: Literal["stop", "drop"] = "stop"
     availability: Availability | None = None
@@ -83,13 +94,30 @@ class Simulation:
         self.m = getattr(self.selector, "m", None)
         """The cohort size asked for, before over-selection."""
         chosen = self.selector if self.system is None else _over_selecting(self.selector, self.system, len(data))
-        self.chooser = Chooser(self.task, self.engine, chosen, self.availability, self.clients.last)
-        self._watch: Watch | None = None
+        self.crew = Crew(self.task, self.algorithm, self.plan)
+        self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
 
-    @torch.no_grad()
     def round(self, evaluate: bool) -> Record:
         """Play one round, and evaluate the new model."""
+        return self._drive(self.steps(evaluate))
+
+    @torch.no_grad()
+    def _drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
+        """Carry out by ourselves what the steps ask for."""
+        try:
+            request = next(steps)
+            while True:
+                if isinstance(request, Job):
+                    request = steps.send(self.crew.do(request, watch))
+                else:
+                    request = steps.send(self.evaluator(request.x))
+        except StopIteration as end:
+            result: R = end.value
+            return result
+
+    def steps(self, evaluate: bool) -> Steps[Record]:
+        """A round that asks for its local work and its evaluation instead of doing them."""
         began, t, x, state, algorithm = perf_counter(), self.t, self.x, self.state, self.algorithm
         self.task.model.module.train()
 
@@ -98,21 +126,22 @@ class Simulation:
         timing = self._timing(choice)
         abandoned = True
         if len(cohort.ids):
-            state, visit = self._phases(cohort, timing.note, timing.in_time)
+            state, visit = yield from self._phases(cohort, timing.note, timing.in_time)
             if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(t):
                 # The late are left out as if not chosen, and so of the extra phase as well.
                 kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
-                state, visit = self._phases(kept, _everyone, _everyone)
+                state, visit = yield from self._phases(kept, _everyone, _everyone)
             abandoned = len(visit.kept.ids) < self._quorum(cohort)
         if not abandoned:
             x_new, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
-            _expect(algorithm, "server", new, self.state, some=True)
+            expect(algorithm, "server", new, self.state, some=True)
             abandoned = not self._sound(x_new)
         if abandoned:
             state = self.state | algorithm.idle(x, self.state, ctx)
         else:
             x, state = x_new, state | new
 
+        metrics = (yield Evaluation(x)) if evaluate else {}
         record = Record(
             round=t + 1,
             cohort=cohort.ids.tolist(),
@@ -126,7 +155,7 @@ class Simulation:
             late=timing.late,
             abandoned=abandoned,
             clock=None if self.clock is None else self.clock.now + timing.duration(),
-            **(self.evaluator(x) if evaluate else {}),
+            **metrics,
         )
         remembered = self.chooser.after(choice, *self._reports(choice, None if abandoned else visit), timing.seconds())
 
@@ -154,23 +183,19 @@ class Simulation:
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
 
-    def _phases(self, cohort: Cohort, admit_prepared: Admit, admit: Admit) -> tuple[Vectors, Visit]:
+    def _phases(self, cohort: Cohort, admit_prepared: Admit, admit: Admit) -> Steps[tuple[Vectors, Visit]]:
         """The extra phase if there is one, the broadcast, and the local work: the server's state so far, the visit."""
         algorithm, state, ctx = self.algorithm, self.state, self._context(cohort)
         if algorithm.prepares(self.t):
-            prepared = self._visit(cohort, ctx, {}, algorithm.prepare_reduce, self._prepare, admit_prepared)
+            prepared = yield from self._visit(cohort, ctx, {}, "prepare", admit_prepared)
             state = state | prepared.sums
         msg = algorithm.broadcast(self.x, state, ctx)
-        _expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
-        return state, self._visit(cohort, ctx, msg, algorithm.reduce, self._work, admit)
+        expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
+        return state, (yield from self._visit(cohort, ctx, msg, "train", admit))
 
     def rehearse(self, cohort: Cohort, watch: Watch) -> None:
         """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
-        self._watch = watch
-        try:
-            self._phases(cohort, _everyone, _everyone)
-        finally:
-            self._watch = None
+        self._drive(self._phases(cohort, _everyone, _everyone), watch)
 
     def _evaluated(self, cohort: Cohort) -> int:
         """Samples whose loss the cohort computes for its reports."""
@@ -245,27 +270,22 @@ class Simulation:
         lr = torch.tensor(self._lr(self.t), dtype=self.task.model.dtype, device=self.task.model.device)
         return Context(t=self.t, lr=lr, N=len(self.task.data), S=len(cohort.ids), W=float(cohort.weights.sum()))
 
-    def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, reduce: Reduce, work: Work, admit: Admit) -> Visit:
+    def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, phase: Phase, admit: Admit) -> Steps[Visit]:
         """Let every client of the cohort do its work, and sum what they send in ascending order of clients."""
+        reduce = self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
         weight = dict(zip(cohort.ids.tolist(), cohort.weights.tolist(), strict=True))
         sums = {name: torch.zeros_like(self.x) for name in reduce}
         states, kept, losses = [], [], []
-        for ids in self.engine.chunks(cohort.ids):
-            grad = self.engine(self.task, ids, self.t)
-            c = self._client_context(ctx, msg, ids, grad)
-            uploads, own = work(c, grad)
-            uploads, own = ({n: grad.unrows(v, len(ids)) for n, v in vs.items()} for vs in (uploads, own))
-            good = self._finite(ids, uploads | own, admit(ids, grad.samples))
-            states.append((ids[good], {name: v[good.to(v.device)] for name, v in own.items()}))
-            losses.append(grad.reported().to("cpu", torch.float64)[good])
-            for row, i in enumerate(ids.tolist()):
-                if not good[row]:
-                    continue
-                kept.append(i)
-                K, p = float(grad.batches.K[row]), float(self.task.data.importance[i])
-                for name, (upload, rule) in reduce.items():
-                    factor = {"w": weight[i], "avg": weight[i], "avg/K": weight[i] / K, "p": p}[rule]
-                    sums[name] = sums[name] + factor * uploads[upload][row]
+        for ids in self.crew.chunks(cohort.ids):
+            done = yield Job(phase, ids, ctx, self.x, msg, self.clients.read(ids), self.clients.last[ids])
+            good = self._good(ids, done.finite, admit(ids, done.samples))
+            chosen = slice(None) if bool(good.all()) else good.nonzero().flatten().to(self.x.device)
+            states.append((ids[good], {name: v[chosen].clone() for name, v in done.own.items()}))
+            losses.append(done.losses[good])
+            kept += ids[good].tolist()
+            for name, (upload, rule) in reduce.items():
+                factors = self._factors(rule, ids[good], weight)
+                sums[name] = _add_rows(sums[name], factors, done.uploads[upload][chosen])
         # Where clients were left out, the others' weights are scaled up to the same sum.
         W = sum(weight[i] for i in kept)
         mean = 1 / W if W else 0.0
@@ -279,47 +299,36 @@ class Simulation:
             losses=torch.cat(losses),
         )
 
-    def _client_context(self, ctx: Context, msg: Vectors, ids: Tensor, grad: LocalGradient) -> ClientContext:
-        def column(v: Tensor) -> Tensor:
-            rows: Tensor = grad.rows(v[:, None].to(self.x))
-            return rows
+    def _factors(self, rule: str, ids: Tensor, weight: Mapping[int, float]) -> list[float]:
+        """What each client's upload is multiplied by."""
+        if rule == "p":
+            return self.task.data.importance[ids].tolist()  # type: ignore[no-any-return]
+        own = [weight[i] for i in ids.tolist()]
+        if rule != "avg/K":
+            return own
+        K = self.task.steps(self.task.data.sizes[ids]).tolist()
+        return [w / k for w, k in zip(own, K, strict=True)]
 
-        return ClientContext(
-            **vars(ctx),
-            x=self.x,
-            msg=msg,
-            own={name: grad.rows(v) for name, v in self.clients.read(ids).items()},
-            K=column(grad.batches.K),
-            p=column(self.task.data.importance[ids]),
-            last=column(self.clients.last[ids]),
-        )
-
-    def _work(self, c: ClientContext, grad: LocalGradient) -> tuple[Vectors, Vectors]:
-        uploads, own = local_work(self.algorithm, c, grad, self._watch)
-        _expect(self.algorithm, "finish", uploads, self.algorithm.up)
-        _expect(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
-        return uploads, own
-
-    def _prepare(self, c: ClientContext, grad: LocalGradient) -> tuple[Vectors, Vectors]:
-        uploads = self.algorithm.prepare(c, grad)
-        _expect(self.algorithm, "prepare", uploads, self.algorithm.prepare_up)
-        return uploads, {}
-
-    def _finite(self, ids: Tensor, vectors: Vectors, admitted: Tensor) -> Tensor:
-        """(M,), on the CPU: who of those admitted sent finite vectors. Stops the run at others if so told."""
-        good = admitted
-        for v in vectors.values():
-            good = good & v.isfinite().all(dim=1).cpu()
-        if self.on_bad_update == "stop" and bool((admitted & ~good).any()):
-            client = int(ids[admitted & ~good][0])
+    def _good(self, ids: Tensor, finite: Tensor, admitted: Tensor) -> Tensor:
+        """(M,): who of those admitted sent finite vectors. Stops the run at others if so told."""
+        bad = admitted & ~finite
+        if self.on_bad_update == "stop" and bool(bad.any()):
             raise DivergenceError(
-                f"The update of client {client} in round {self.t + 1} is not finite; use a smaller 'lr', 'clip', or "
-                "on_bad_update='drop'"
+                f"The update of client {int(ids[bad][0])} in round {self.t + 1} is not finite; use a smaller 'lr', "
+                "'clip', or on_bad_update='drop'"
             )
-        return good
+        return admitted & finite
 
 
-Work = Callable[[ClientContext, LocalGradient], tuple[Vectors, Vectors]]
+def _add_rows(total: Tensor, factors: list[float], rows: Tensor) -> Tensor:
+    """total + Σ factor · row: row after row on a CPU, so that chunks and engines round alike; at once on a GPU."""
+    if rows.device.type != "cpu":
+        return total + torch.tensor(factors, dtype=rows.dtype).to(rows.device) @ rows
+    for factor, row in zip(factors, rows, strict=True):
+        total = total + factor * row
+    return total
+
+
 Admit = Callable[[Tensor, Tensor], Tensor]
 """Whose work counts, given the clients of a chunk and how many samples' gradients each computed."""
 
@@ -377,13 +386,3 @@ def check_declaration(algorithm: Algorithm) -> None:
 
 def _shapes(names: Any, size: int) -> list[tuple[str, tuple[int, ...]]]:
     return [(n, (size,)) if isinstance(n, str) else (n[0], (n[1], size)) for n in names]
-
-
-def _expect(algorithm: Algorithm, method: str, got: Vectors, names: Any, some: bool = False) -> None:
-    """Hold a method to the declaration: exactly these names, or some of them."""
-    wrong = set(got) - set(names) if some else set(got) ^ set(names)
-    if wrong:
-        raise ValueError(
-            f"{type(algorithm).__name__}: '{method}' must return {'some of ' if some else ''}"
-            f"{', '.join(names) or 'nothing'}, got {', '.join(got) or 'nothing'}"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..data.federated import FederatedData
 from ..losses import Loss
 from ..params import FlatModel
+from .program import Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,17 @@ class Task:
     batch_size: int | None
     weight_decay: float = 0.0
     clip: float | None = None
+    compiled: bool = False
+    """Whether the cohort's program is compiled."""
+
+    @cached_property
+    def program(self) -> Program:
+        return Program(self.model, self.loss, self.compiled)
+
+    @cached_property
+    def least_steps(self) -> int:
+        """The smallest K_i of the federation."""
+        return int(self.steps(self.data.sizes.min()))
 
     def steps(self, n: Tensor) -> Tensor:
         """K_i of clients with n samples."""

@@ -1,0 +1,191 @@
+"""Convolutions of a cohort: a layer that, under `vmap` on a GPU, picks the kernel that suits its shape.
+
+`vmap` turns a convolution with weights of each client's own into a grouped one, with the client axis before the
+channels. For layers of few channels that is slow (one launch per client, and layout conversions around it), and our own
+kernels (`conv_kernels`) are faster; for wider layers the library is, if images are stored channels last. What is
+faster where was measured on an H200 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+
+class CohortConv2d(nn.Module):
+    """A convolution of square kernel and stride that shares its parameters with the layer it replaces."""
+
+    def __init__(self, layer: nn.Conv2d, precision: str) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.stride, self.padding, self.precision = layer.stride[0], int(layer.padding[0]), precision
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Convolution.apply(x, self.weight, self.stride, self.padding, self.precision)
+        return y if self.bias is None else y + self.bias[:, None, None]
+
+
+def replace_convolutions(model: nn.Module, precision: str) -> None:
+    """Replace the layers of `model`, in place, that are plain enough."""
+    new: dict[int, CohortConv2d] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if type(module) is nn.Conv2d and _is_plain(module):
+            parent, _, child = name.rpartition(".")
+            layer = new.setdefault(id(module), CohortConv2d(module, precision))
+            setattr(model.get_submodule(parent), child, layer)
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    return (
+        layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and layer.stride[0] == layer.stride[1]
+        and layer.padding[0] == layer.padding[1]
+        and layer.kernel_size[0] == layer.kernel_size[1]
+        and layer.padding[0] < layer.kernel_size[0]
+    )
+
+
+# Three functions that are each other's derivatives. Outside `vmap` they are the library's; under it, with a client axis,
+# `vmap` (a rule that PyTorch looks for by this name) has tensors whose dimension in_dims[i] counts clients.
+
+
+class _Convolution(Function):
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+        return F.conv2d(x, w, stride=stride, padding=pad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, *ctx.how = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        dx = _InputGradient.apply(dy, w, x.shape[-1], *ctx.how) if ctx.needs_input_grad[0] else None
+        dw = _WeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if ctx.needs_input_grad[1] else None
+        return dx, dw, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Any:
+        x, w = _clients_first(info, in_dims, x, w)
+        if _few(x, w.shape[2], w.shape[0]):
+            return torch.ops.fedmos.convolution(x, w, stride, pad, precision), 1
+        return _apart(F.conv2d(_together(x), w.flatten(0, 1), None, stride, pad, 1, len(w)), len(w)), 1
+
+
+class _InputGradient(Function):
+    @staticmethod
+    def forward(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
+        return torch.nn.grad.conv2d_input((len(dy), w.shape[1], size, size), w, dy, stride, pad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Any:
+        dy, w = _clients_first(info, in_dims, dy, w)
+        if _few(dy, w.shape[1], w.shape[0]):
+            return torch.ops.fedmos.convolution_input(dy, w, size, stride, pad, precision), 1
+        x = dy.new_empty((dy.shape[1], w.shape[0] * w.shape[2], size, size)).to(memory_format=torch.channels_last)
+        return _apart(_backward(_together(dy), x, w.flatten(0, 1), stride, pad, len(w), (True, False)), len(w)), 1
+
+
+class _WeightGradient(Function):
+    @staticmethod
+    def forward(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+        return torch.nn.grad.conv2d_weight(x, (dy.shape[1], x.shape[1], kernel, kernel), dy, stride, pad)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Any:
+        x, dy = _clients_first(info, in_dims, x, dy)
+        M, C, CO = len(x), x.shape[2], dy.shape[2]
+        if x.dtype == torch.float32 and C <= 32:
+            return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
+        w = x.new_empty((M * CO, C, kernel, kernel))
+        dw = _backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
+        return dw.unflatten(0, (M, CO)), 0
+
+
+def _few(x: Tensor, channels: int, clients: int) -> bool:
+    """Whether so few channels are summed over that our own kernel is the faster one."""
+    return x.dtype == torch.float32 and channels <= (32 if clients >= 20 else 15)
+
+
+def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Views (M, …) of tensors with a client axis somewhere or nowhere."""
+    return tuple(
+        v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0)
+        for v, d in zip(tensors, in_dims, strict=False)
+    )
+
+
+def _together(x: Tensor) -> Tensor:
+    """(M, B, C, H, W) as (B, M·C, H, W), channels last; no copy where it is stored so already."""
+    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+
+
+def _apart(x: Tensor, M: int) -> Tensor:
+    """(B, M·C, H, W) as (B, M, C, H, W)."""
+    return x.unflatten(1, (M, -1))
+
+
+def _backward(
+    dy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, groups: int, wanted: tuple[bool, bool]
+) -> Tensor:
+    how = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [*wanted, False])
+    dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how)
+    return dx if wanted[0] else dw  # type: ignore[no-any-return]
+
+
+# The kernels as operators that tracing and compiling leave alone. Shapes: x (M, B, C, H, W), w (M, CO, C, K, K); images
+# come out as (B, M, C, H, W), stored channels last.
+
+
+@torch.library.custom_op("fedmos::convolution", mutates_args=())
+def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+    from . import conv_kernels
+
+    return conv_kernels.forward(x, w, stride, pad, precision)
+
+
+@_convolution.register_fake
+def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
+    return x.new_empty((x.shape[1], *size, x.shape[0], w.shape[1])).permute(0, 3, 4, 1, 2)
+
+
+@torch.library.custom_op("fedmos::convolution_input", mutates_args=())
+def _convolution_input(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
+    from . import conv_kernels
+
+    return conv_kernels.input_gradient(dy, w, size, stride, pad, precision)
+
+
+@_convolution_input.register_fake
+def _(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
+    return dy.new_empty((dy.shape[1], size, size, dy.shape[0], w.shape[2])).permute(0, 3, 4, 1, 2)
+
+
+@torch.library.custom_op("fedmos::convolution_weight", mutates_args=())
+def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+    from . import conv_kernels
+
+    return conv_kernels.weight_gradient(x, dy, kernel, stride, pad, precision)
+
+
+@_convolution_weight.register_fake
+def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))

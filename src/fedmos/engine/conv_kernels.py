@@ -1,0 +1,222 @@
+"""Convolutions with weights of each client's own, as Triton kernels: implicit matrix products over the client axis.
+
+A cohort's convolution has a weight tensor per client, which libraries treat as a grouped convolution: one slow launch
+per client where channels are few, and layout conversions around it. Here a program computes a tile of one client's
+product  patches (rows × taps) · weights (taps × channels),  rows being (sample, output row, output column) and taps
+(kernel row, kernel column, input channel); patches are never written out. Images are read with whatever strides they
+have; channels last is the fast layout, and the one outputs get.
+"""
+
+from __future__ import annotations
+
+# mypy: ignore-errors
+# Triton has no types, and its kernels are not quite Python.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _forward(
+    x,
+    w,
+    out,
+    x_m,
+    x_b,
+    x_c,
+    x_h,
+    x_w,
+    rows: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    CO: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    stride: tl.constexpr,
+    pad: tl.constexpr,
+    dilation: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+    BO: tl.constexpr,
+):
+    """out[m, row, co] = Σ_tap x[m, patch(row, tap)] · w[m, tap, co].
+
+    `dilation` spreads the input out by zeros, which makes this the gradient of a strided convolution, too.
+    """
+    T: tl.constexpr = KH * KW * C
+    WIDE: tl.constexpr = C % BT == 0  # a block of taps lies within one kernel position
+    m = tl.program_id(2).to(tl.int64)
+    r = tl.program_id(0) * BR + tl.arange(0, BR)
+    o = tl.program_id(1) * BO + tl.arange(0, BO)
+    b, at = r // (OH * OW), r % (OH * OW)
+    top, left = (at // OW) * stride - pad, (at % OW) * stride - pad
+    x_row = x + m * x_m + b.to(tl.int64) * x_b
+    w_m = w + m * T * CO
+    sums = tl.zeros((BR, BO), dtype=tl.float32)
+    for i in range((T + BT - 1) // BT):
+        t = i * BT + tl.arange(0, BT)
+        if WIDE:
+            position = i // (C // BT)
+            c = (i % (C // BT)) * BT + tl.arange(0, BT)
+            h, v = (top + position // KW)[:, None], (left + position % KW)[:, None]
+            inside = (r < rows)[:, None]
+        else:
+            position = t // C
+            c = t % C
+            h, v = top[:, None] + (position // KW)[None, :], left[:, None] + (position % KW)[None, :]
+            inside = (r < rows)[:, None] & (t < T)[None, :]
+        if dilation > 1:
+            inside = inside & (h >= 0) & (v >= 0) & (h % dilation == 0) & (v % dilation == 0)
+            h, v = h // dilation, v // dilation
+            inside = inside & (h < H) & (v < W)
+        elif pad > 0:
+            inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
+        patch = tl.load(x_row[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
+        if CO % BO == 0 and WIDE:
+            weight = tl.load(w_m + t[:, None] * CO + o[None, :])
+        else:
+            weight = tl.load(w_m + t[:, None] * CO + o[None, :], mask=(t < T)[:, None] & (o < CO)[None, :], other=0.0)
+        if PRECISION == "bf16":
+            sums = tl.dot(patch.to(tl.bfloat16), weight.to(tl.bfloat16), sums)
+        else:
+            sums = tl.dot(patch, weight, sums, input_precision=PRECISION)
+    place = (r.to(tl.int64) * tl.num_programs(2) + m)[:, None] * CO + o[None, :]  # out is (B, OH, OW, M, CO)
+    tl.store(out + place, sums.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < CO)[None, :])
+
+
+@triton.jit
+def _weight(
+    x,
+    dy,
+    out,
+    x_m,
+    x_b,
+    x_c,
+    x_h,
+    x_w,
+    dy_m,
+    dy_b,
+    dy_c,
+    dy_h,
+    dy_w,
+    rows: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    OH: tl.constexpr,
+    OW: tl.constexpr,
+    CO: tl.constexpr,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    stride: tl.constexpr,
+    pad: tl.constexpr,
+    share: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BR: tl.constexpr,
+    BT: tl.constexpr,
+    BO: tl.constexpr,
+):
+    """out[s, m, tap, co] = Σ_row x[m, patch(row, tap)] · dy[m, row, co] over the s-th share of the rows."""
+    T: tl.constexpr = KH * KW * C
+    WIDE: tl.constexpr = C % BT == 0
+    o_blocks: tl.constexpr = (CO + BO - 1) // BO
+    m = tl.program_id(2).to(tl.int64)
+    s = tl.program_id(1) // o_blocks
+    t = tl.program_id(0) * BT + tl.arange(0, BT)
+    o = (tl.program_id(1) % o_blocks) * BO + tl.arange(0, BO)
+    if WIDE:
+        position = tl.program_id(0) // (C // BT)
+        c = (tl.program_id(0) % (C // BT)) * BT + tl.arange(0, BT)
+        kh, kw = position // KW, position % KW
+    else:
+        c = t % C
+        kh, kw = ((t // C) // KW)[None, :], ((t // C) % KW)[None, :]
+    sums = tl.zeros((BT, BO), dtype=tl.float32)
+    for r0 in range(0, share, BR):
+        r = s * share + r0 + tl.arange(0, BR)
+        real = r < rows
+        b, at = (r // (OH * OW)).to(tl.int64), r % (OH * OW)
+        oh, ow = at // OW, at % OW
+        h, v = (oh * stride - pad)[:, None] + kh, (ow * stride - pad)[:, None] + kw
+        inside = real[:, None]
+        if not WIDE:
+            inside = inside & (t < T)[None, :]
+        if pad > 0:
+            inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
+        patch = tl.load(x + m * x_m + (b * x_b)[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
+        place = dy + m * dy_m + b * dy_b + oh * dy_h + ow * dy_w
+        if CO % BO == 0:
+            change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None], other=0.0)
+        else:
+            change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None] & (o < CO)[None, :], other=0.0)
+        if PRECISION == "bf16":
+            sums = tl.dot(tl.trans(patch.to(tl.bfloat16)), change.to(tl.bfloat16), sums)
+        else:
+            sums = tl.dot(tl.trans(patch), change, sums, input_precision=PRECISION)
+    place = ((s * tl.num_programs(2) + m) * T + t.to(tl.int64))[:, None] * CO + o[None, :]
+    tl.store(out + place, sums, mask=(t < T)[:, None] & (o < CO)[None, :])
+
+
+def _tile(n: int, low: int, high: int) -> int:
+    """The power of two that covers n, within bounds."""
+    return max(low, min(high, triton.next_power_of_2(n)))
+
+
+def _product(
+    x: Tensor, taps: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int, dilation: int, precision: str
+) -> Tensor:
+    """(B, M, CO, OH, OW), channels last: x (M, B, C, H, W) with weights `taps` (M, K·K·C, CO)."""
+    M, B, C, H, W = x.shape
+    CO, (OH, OW) = taps.shape[2], size
+    rows = B * OH * OW
+    out = torch.empty((B, OH, OW, M, CO), dtype=x.dtype, device=x.device)
+    BO = _tile(CO, 16, 64)
+    BT = 32 if C % 32 == 0 else 16 if C % 16 == 0 else _tile(kernel * kernel * C, 16, 32)
+    BR, warps = (256, 8) if rows >= 1024 and BO >= 32 else (128, 4)
+    grid = (triton.cdiv(rows, BR), triton.cdiv(CO, BO), M)
+    _forward[grid](
+        x, taps, out, *x.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, dilation,
+        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps, num_stages=3,
+    )  # fmt: skip
+    return out.permute(0, 3, 4, 1, 2)
+
+
+def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+    """Each client's convolution: x (M, B, C, H, W), w (M, CO, C, K, K)."""
+    M, CO, C, K, _ = w.shape
+    size = ((x.shape[3] + 2 * pad - K) // stride + 1, (x.shape[4] + 2 * pad - K) // stride + 1)
+    taps = w.permute(0, 3, 4, 2, 1).reshape(M, K * K * C, CO).contiguous()
+    return _product(x, taps, size, K, stride, pad, 1, precision)
+
+
+def input_gradient(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
+    """The gradient at inputs of `size` squared pixels: a convolution of dy with turned weights."""
+    M, CO, C, K, _ = w.shape
+    taps = w.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(M, K * K * CO, C).contiguous()
+    return _product(dy, taps, (size, size), K, 1, K - 1 - pad, stride, precision)
+
+
+def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+    """The gradient at the weights: (M, CO, C, K, K). Shares of the rows are summed in a fixed order."""
+    M, B, C, H, W = x.shape
+    CO, OH, OW = dy.shape[2:]
+    T, rows = kernel * kernel * C, B * OH * OW
+    BO, BR = _tile(CO, 16, 64), 32
+    BT = _tile(C, 16, 64) if C % 16 == 0 else _tile(T, 16, 128)
+    programs = triton.cdiv(T, BT) * triton.cdiv(CO, BO) * M
+    shares = max(1, min(triton.cdiv(rows, 4 * BR), 528 // programs))
+    share = triton.cdiv(triton.cdiv(rows, shares), BR) * BR
+    shares = triton.cdiv(rows, share)
+    out = torch.empty((shares, M, T, CO), dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(T, BT), triton.cdiv(CO, BO) * shares, M)
+    _weight[grid](
+        x, dy, out, *x.stride(), *dy.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, share,
+        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out.sum(0).view(M, kernel, kernel, C, CO).permute(0, 4, 3, 1, 2).to(x.dtype).contiguous()

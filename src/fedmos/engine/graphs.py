@@ -1,0 +1,59 @@
+"""CUDA graphs: a function of tensors, recorded once for each shape and replayed without Python in between."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+_log = logging.getLogger("fedmos")
+
+I = TypeVar("I")
+O = TypeVar("O")
+
+
+class Graphs:
+    """The recordings of one run. They share their memory, so outputs must be used or copied before the next replay."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._made: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None] = {}
+
+    def run(self, key: Hashable, body: Callable[[I], O], inputs: I) -> O:
+        """body(inputs). What it reads beside its inputs must stay where and what it is."""
+        given, spec = tree_flatten(inputs)
+        if key not in self._made:
+            self._made[key] = self._record(key, body, given, spec)
+        made = self._made[key]
+        if made is None:
+            return body(inputs)
+        graph, held, outputs = made
+        torch._foreach_copy_(held, given)
+        graph.replay()
+        return outputs  # type: ignore[no-any-return]
+
+    def _record(
+        self, key: Hashable, body: Callable[[Any], Any], given: list[Tensor], spec: Any
+    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None:
+        held = [v.clone() for v in given]
+        inputs = tree_unflatten(held, spec)
+        side = torch.cuda.Stream(self._device)
+        side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side):  # compilations and libraries' set-up happen here
+            body(inputs)
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                outputs = body(inputs)
+        except RuntimeError as error:
+            torch.cuda.synchronize(self._device)
+            _log.warning("Working step by step because the work cannot be recorded: %s", str(error).split("\n")[0])
+            return None
+        self._pool = graph.pool()
+        return graph, held, outputs
