@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .dropout import replace_dropout
+from .kernels.convolution import replace_convolutions
+from .precision import Precision
 from .rng import fold
 
 _BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
@@ -22,7 +24,9 @@ class FlatModel:
     they are neither trained nor sent.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, precision: Precision = None
+    ) -> None:
         _refuse_batch_norm(model)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
@@ -30,11 +34,13 @@ class FlatModel:
         self._original = model
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self._dropout = replace_dropout(self.module)
+        if device.type == "cuda" and dtype == torch.float32:
+            replace_convolutions(self.module, precision)
         self._places = [_places(self.module, name) for name, _ in trainable]
         self._shapes = [p.shape for _, p in trainable]
         self._sizes = [p.numel() for _, p in trainable]
         self.size = sum(self._sizes)
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.precision = device, dtype, precision
 
     @property
     def has_dropout(self) -> bool:
@@ -57,8 +63,9 @@ class FlatModel:
             for number, (name, layer) in enumerate(self._dropout.items()):
                 values[name] = fold(keys, number)
                 layer.calls = 0
-        output: Tensor = functional_call(self.module, values, (inputs,), tie_weights=False)
-        return output
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
+            output: Tensor = functional_call(self.module, values, (inputs,), tie_weights=False)
+        return output.to(self.dtype)
 
     def module_with(self, y: Tensor) -> nn.Module:
         """A copy of the caller's module, on the CPU, holding the parameters y."""

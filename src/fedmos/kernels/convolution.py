@@ -2,7 +2,7 @@
 
 `vmap` turns a convolution with weights of each client's own into a grouped one, with the client axis before the
 channels. For layers of few channels that is slow (one launch per client, and layout conversions around it), and our own
-kernels (`conv_kernels`) are faster; for wider layers the library is, if images are stored channels last. What is
+kernels (`implicit_gemm`) are faster; for wider layers the library is, if images are stored channels last. What is
 faster where was measured on an H200 (docs/performance.md).
 """
 
@@ -15,21 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from ..precision import Precision
+
 
 class CohortConv2d(nn.Module):
     """A convolution of square kernel and stride that shares its parameters with the layer it replaces."""
 
-    def __init__(self, layer: nn.Conv2d, precision: str) -> None:
+    def __init__(self, layer: nn.Conv2d, precision: Precision) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
-        self.stride, self.padding, self.precision = layer.stride[0], int(layer.padding[0]), precision
+        self.stride, self.padding = layer.stride[0], int(layer.padding[0])
+        self.narrow = precision == "bf16"
+        self.products = "tf32" if precision else "tf32x3"
+        """How our own kernels multiply float32: three products of a shorter format are as exact as one of float32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Convolution.apply(x, self.weight, self.stride, self.padding, self.precision)
+        w = self.weight
+        if self.narrow:
+            x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
+        y: Tensor = _Convolution.apply(x, w, self.stride, self.padding, self.products)
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
-def replace_convolutions(model: nn.Module, precision: str) -> None:
+def replace_convolutions(model: nn.Module, precision: Precision) -> None:
     """Replace the layers of `model`, in place, that are plain enough."""
     new: dict[int, CohortConv2d] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
@@ -112,7 +120,7 @@ class _WeightGradient(Function):
     def vmap(info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Any:
         x, dy = _clients_first(info, in_dims, x, dy)
         M, C, CO = len(x), x.shape[2], dy.shape[2]
-        if x.dtype == torch.float32 and C <= 32:
+        if x.dtype != torch.float64 and C <= 32:
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
         w = x.new_empty((M * CO, C, kernel, kernel))
         dw = _backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
@@ -121,7 +129,7 @@ class _WeightGradient(Function):
 
 def _few(x: Tensor, channels: int, clients: int) -> bool:
     """Whether so few channels are summed over that our own kernel is the faster one."""
-    return x.dtype == torch.float32 and channels <= (32 if clients >= 20 else 15)
+    return x.dtype != torch.float64 and channels <= (32 if clients >= 20 else 15)
 
 
 def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -156,9 +164,9 @@ def _backward(
 
 @torch.library.custom_op("fedmos::convolution", mutates_args=())
 def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-    from . import conv_kernels
+    from . import implicit_gemm
 
-    return conv_kernels.forward(x, w, stride, pad, precision)
+    return implicit_gemm.forward(x, w, stride, pad, precision)
 
 
 @_convolution.register_fake
@@ -169,9 +177,9 @@ def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
 
 @torch.library.custom_op("fedmos::convolution_input", mutates_args=())
 def _convolution_input(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
-    from . import conv_kernels
+    from . import implicit_gemm
 
-    return conv_kernels.input_gradient(dy, w, size, stride, pad, precision)
+    return implicit_gemm.input_gradient(dy, w, size, stride, pad, precision)
 
 
 @_convolution_input.register_fake
@@ -181,9 +189,9 @@ def _(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -
 
 @torch.library.custom_op("fedmos::convolution_weight", mutates_args=())
 def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-    from . import conv_kernels
+    from . import implicit_gemm
 
-    return conv_kernels.weight_gradient(x, dy, kernel, stride, pad, precision)
+    return implicit_gemm.weight_gradient(x, dy, kernel, stride, pad, precision)
 
 
 @_convolution_weight.register_fake

@@ -82,10 +82,7 @@ def _forward(
             weight = tl.load(w_m + t[:, None] * CO + o[None, :])
         else:
             weight = tl.load(w_m + t[:, None] * CO + o[None, :], mask=(t < T)[:, None] & (o < CO)[None, :], other=0.0)
-        if PRECISION == "bf16":
-            sums = tl.dot(patch.to(tl.bfloat16), weight.to(tl.bfloat16), sums)
-        else:
-            sums = tl.dot(patch, weight, sums, input_precision=PRECISION)
+        sums = tl.dot(patch, weight, sums, input_precision=PRECISION)
     place = (r.to(tl.int64) * tl.num_programs(2) + m)[:, None] * CO + o[None, :]  # out is (B, OH, OW, M, CO)
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < CO)[None, :])
 
@@ -155,10 +152,7 @@ def _weight(
             change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None], other=0.0)
         else:
             change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None] & (o < CO)[None, :], other=0.0)
-        if PRECISION == "bf16":
-            sums = tl.dot(tl.trans(patch.to(tl.bfloat16)), change.to(tl.bfloat16), sums)
-        else:
-            sums = tl.dot(tl.trans(patch), change, sums, input_precision=PRECISION)
+        sums = tl.dot(tl.trans(patch), change, sums, input_precision=PRECISION)
     place = ((s * tl.num_programs(2) + m) * T + t.to(tl.int64))[:, None] * CO + o[None, :]
     tl.store(out + place, sums, mask=(t < T)[:, None] & (o < CO)[None, :])
 

@@ -1,0 +1,1 @@
+"""Kernels of our own, where a library has none that suits a cohort."""

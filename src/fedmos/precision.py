@@ -1,0 +1,26 @@
+"""Arithmetic: how float32 numbers are multiplied, and that results repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+Precision = Literal["tf32", "bf16"] | None
+"""None: products of the run's dtype. "tf32": of ten-bit mantissas (GPU). "bf16": layers compute in bfloat16; parameters,
+state and updates stay float32."""
+
+
+@contextmanager
+def arithmetic(precision: Precision) -> Iterator[None]:
+    """Set PyTorch's switches for a run, and put them back: precision as asked, and kernels that repeat their bits."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision is not None
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
