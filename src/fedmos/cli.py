@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import __version__
+from .cli_data import app as data_app
 
 if TYPE_CHECKING:
     from .result import Result
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Federated learning for skewed data and scarce communication.",
     epilog="Start with: fedmos demo",
 )
+app.add_typer(data_app, name="data")
 console = Console()
 
 Overrides = Annotated[
