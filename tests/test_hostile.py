@@ -421,12 +421,12 @@ print(peak() - before)
 
 
 def bombs(folder: Path) -> list[Path]:
-    """Small files that would be 300 MiB and more: an npz, a gzipped IDX file, and two tables."""
+    """Small files that would be 220 MiB and more: an npz, a gzipped IDX file, and two tables."""
     import pyarrow as pa
 
     made = []
     path = write_npz(folder, "mnist", {k: v for k, v in small("mnist").items() if k != "x_train"})
-    count = 300 * 2**20 // 784
+    count = 220 * 2**20 // 784
     with (
         zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
         archive.open("x_train.npy", "w") as member,
@@ -442,7 +442,7 @@ def bombs(folder: Path) -> list[Path]:
     images.write_bytes(images.read_bytes() + gzip.compress(bytes(8 * 2**20), 1) * 50)
     made.append(folder / "idx")
 
-    value = bytes(300 * 2**20)  # one row that is larger than the whole set may be
+    value = bytes(220 * 2**20)  # one row that is larger than the whole set may be
     made.append(parquet(folder / "row" / "mnist", [value], [0]))
     value = bytes(8 * 2**20)  # one value, stored once, that stands in every row: 8 MiB for 2,000 rows
     repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2000, np.int32)), pa.array([value]))
@@ -461,7 +461,7 @@ def test_bombs_are_refused_in_little_memory_and_time(tmp_path):
     assert len(lines) == len(made), done.stderr
     for line, sentence in zip(
         lines,
-        ("x_train would be 300 MiB", "more in the file", "the table would be 300 MiB", "not a sound image"),
+        ("x_train would be 220 MiB", "more in the file", "the table would be 220 MiB", "not a sound image"),
         strict=True,
     ):
         assert sentence in line
@@ -473,6 +473,14 @@ def test_a_set_larger_than_the_published_one_is_stopped_on_the_way(tmp_path, mon
     """No single array is too large here, but all of them together are."""
     monkeypatch.setattr(type(SOURCES["mnist"]), "limit", property(lambda self: 30 * 784))
     refused("mnist", write_npz(tmp_path, "mnist", small("mnist", train=25, test=20)), "the decoded set would be")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    for name in ("mnist.npz", "train-images-idx3-ubyte", "train-0.parquet"):
+        os.mkfifo(tmp_path / name)
+    for root in (tmp_path, tmp_path / "mnist.npz"):
+        with pytest.raises(FileNotFoundError):
+            fm.datasets.load("mnist", root)
 
 
 def test_links_out_of_a_root_are_the_user_s_own(tmp_path):

@@ -297,6 +297,11 @@ def test_what_was_tried_and_what_to_do_is_said(home):
     assert "root='hf://OWNER/NAME'" in str(error.value)
 
 
+def test_what_comes_along_has_no_root(tmp_path):
+    with pytest.raises(ValueError, match="'root' must be left out for digits"):
+        fm.datasets.load("digits", tmp_path)
+
+
 def test_incomplete_sets_say_what_is_missing(home):
     write_idx(home / "mnist", small("mnist"))
     next((home / "mnist").glob("t10k-labels*")).unlink()
@@ -320,7 +325,7 @@ def online(monkeypatch):
     """A hub that answers; what is asked of it."""
     asked = []
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(hub, "knock", lambda name: None)
+    monkeypatch.setattr(hub, "knock", lambda: None)
 
     def serve(answer):
         import datasets as library
@@ -522,6 +527,15 @@ def test_half_made_stores_of_killed_processes_are_swept_away(home):
     write_npz(home, "mnist", small("mnist"))
     fm.datasets.load("mnist")
     assert [path.name for path in stores(home) if path.name.startswith(".")] == [".making-new"]
+
+
+def test_several_processes_may_be_the_first(home):
+    write_npz(home, "cifar10", small("cifar10", train=3000))
+    program = 'import fedmos as fm; print(int(fm.datasets.load("cifar10").x_train.sum()))'
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = {process.communicate()[0] for process in running}
+    assert len(said) == 1
+    assert len(stores(home)) == 1
 
 
 def test_published_data_are_told_from_others(home, caplog, monkeypatch):

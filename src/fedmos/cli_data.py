@@ -51,11 +51,11 @@ def get(
         elif name not in SOURCES:
             raise ValueError(f"Cannot fetch {name!r} because it comes with {_COMES_WITH[name]}; leave out '--from'")
         elif there.exists() and not again:
-            console.print(f"{name}: kept {there}", highlight=False, soft_wrap=True)
+            console.print(escape(f"{name}: kept {there}"), highlight=False, soft_wrap=True)
         else:
             path = fetch(SOURCES[name], place)
             size = path.stat().st_size / 1e6
-            console.print(f"{name}: wrote {path}, {size:.1f} MB", highlight=False, soft_wrap=True)
+            console.print(escape(f"{name}: wrote {path}, {size:.1f} MB"), highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -71,7 +71,7 @@ def info(
     from .data.sources.store import data_folder
 
     _known(names or [])
-    table = Table(title=f"Data sets in {data_folder()}", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(title=escape(f"Data sets in {data_folder()}"), title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in ("name", "training", "test", "classes", "sample", "owners", "content"):
         right = heading in ("training", "test", "classes", "owners")
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
@@ -148,7 +148,7 @@ def show(
     console.print(str(described), highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         described.plot(out)
-        console.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+        console.print(escape(f"Picture: {out}"), highlight=False, soft_wrap=True)
 
 
 def _known(names: list[str]) -> None:

@@ -49,6 +49,8 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
     if name not in names():
         raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
     if name == "digits":
+        if root:
+            raise ValueError(f"load: 'root' must be left out for digits, which comes with scikit-learn, got {root!r}")
         return Found(_digits(), "scikit-learn", "not known")
     source = sources.SOURCES[name]
     found = sources.find(source, root, online)

@@ -9,6 +9,8 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from .errors import reading
+
 Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 
@@ -53,7 +55,8 @@ class Origin:
 
 def of_files(place: Path, files: Sequence[Path], read: Callable[[], Items]) -> Origin:
     """The origin of data that lie in files."""
-    stats = [(path.resolve(), path.stat()) for path in files]
+    with reading(place):
+        stats = [(path.resolve(), path.stat()) for path in files]
     return Origin(str(place), [[str(path), s.st_size, s.st_mtime_ns] for path, s in stats], read)
 
 

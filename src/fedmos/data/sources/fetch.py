@@ -47,7 +47,7 @@ def _origins(source: Source, place: str | None) -> list[Origin]:
 def _save(source: Source, origin: Origin) -> Path:
     """Read everything, check it, and put it into the archive in one piece."""
     folder = store.data_folder()
-    with store.workshop(folder) as making:
+    with store.workshop(folder / "store") as making:
         store.make(source, origin, making)
         meta = json.loads((making / "meta.json").read_text(encoding="utf-8"))
         if source.checksum not in (None, meta["checksum"]) and not origin.place.startswith("hf://"):

@@ -38,9 +38,10 @@ def fetch(name: str, config: str | None) -> Any:
     spec = importlib.util.find_spec("datasets")
     if spec is None or spec.origin is None:
         raise UnreachableError("the library `datasets` is not installed (pip install datasets)")
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise UnreachableError("HF_HUB_OFFLINE is set")
-    knock(name)
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        if os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise UnreachableError(f"{variable} is set")
+    knock()
     import datasets
 
     if int(datasets.__version__.split(".")[0]) < _OLDEST:
@@ -53,10 +54,10 @@ def fetch(name: str, config: str | None) -> Any:
         raise UnreachableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
 
 
-def knock(name: str) -> None:
-    """See whether the hub answers and has the set: without a network, `datasets` itself tries for half a minute."""
+def knock() -> None:
+    """See whether the hub answers, whatever it says: without a network, `datasets` itself tries for half a minute."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    request = urllib.request.Request(f"{endpoint}/api/datasets/{name}", method="HEAD")
+    request = urllib.request.Request(endpoint, method="HEAD")
     answer: list[str | None] = []
 
     def ask() -> None:
@@ -65,8 +66,7 @@ def knock(name: str) -> None:
             answer.append(None)
         except urllib.error.HTTPError as error:
             error.close()
-            gone = error.code in (401, 404)
-            answer.append(f"{endpoint} has no public data set {name} (HTTP {error.code})" if gone else None)
+            answer.append(None)
         except (OSError, ValueError) as error:
             answer.append(f"{endpoint} cannot be reached: {getattr(error, 'reason', error)}")
 

@@ -17,7 +17,9 @@ FILES = "LEAF's all_data/*.json, or train/*.json and test/*.json"
 
 def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
     """LEAF's folders in a folder, or None."""
-    inside = {name: sorted((folder / name).glob("*.json")) for name in ("all_data", *PARTS)}
+    inside = {
+        name: sorted(path for path in (folder / name).glob("*.json") if path.is_file()) for name in ("all_data", *PARTS)
+    }
     if inside["train"] and inside["test"]:
         files = {part: inside[part] for part in PARTS}
         return of_files(folder, [*files["train"], *files["test"]], lambda: _divided(files, source))

@@ -96,7 +96,7 @@ _DIGITS, _CAPITALS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _IMAGENET = Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
-# Hub ids, configurations and columns are those of the dataset cards, read in stored copies; they were not tried (not
+# Hub ids, configurations and columns are those of the dataset cards, read in stored copies and not tried (not
 # verified here: no network). Sizes of StackOverflow, Landmarks-User-160k (gldv2) and iNaturalist-User-120k are those
 # of TensorFlow Federated, which has them with their clients; no set of the hub's with these clients was found.
 # The checksums were computed from files whose original form (IDX; CIFAR's binary version) has the SHA-256 and MD5 sums

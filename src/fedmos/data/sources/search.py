@@ -37,6 +37,7 @@ def locate(source: Source, root: str | os.PathLike[str] | None, tried: list[str]
 
     With `root`, only that is looked at. Whether the hub has it shows when it is read.
     """
+    root = root or None
     if root is not None and (named := on_hub(source, os.fspath(root))) is not None:
         return named
     place = data_folder() if root is None else Path(root).expanduser()
@@ -102,8 +103,9 @@ def _folders(place: Path, source: Source, given: bool) -> Iterator[tuple[Path, d
 
 
 def _names(folder: Path) -> dict[str, Path]:
+    """What is in a folder by name in small letters: files and folders only, since reading a pipe could take forever."""
     try:
-        return {path.name.lower(): path for path in sorted(folder.iterdir())}
+        return {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file() or path.is_dir()}
     except OSError:
         return {}
 
