@@ -39,7 +39,7 @@ def main() -> None:
     """Run the command; errors that a user can mend are one sentence and exit code 2."""
     try:
         app()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         sys.exit(2)
