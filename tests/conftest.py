@@ -1,10 +1,13 @@
 """Small federations that many tests share."""
 
+import os
+
 import pytest
 import torch
 
 import fedmos as fm
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network
 torch.set_num_threads(1)  # the suite runs in two processes
 
 

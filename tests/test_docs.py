@@ -14,11 +14,11 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/contract.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/contract.md", "docs/data.md"])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))
-    assert "fm.run(" in code
+    assert "import fedmos as fm" in code
     exec(compile(code, page, "exec"), {"__name__": page})
 
 

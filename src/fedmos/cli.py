@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import __version__
+from .cli_data import app as data_app
 
 if TYPE_CHECKING:
     from .result import Result
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Federated learning for skewed data and scarce communication.",
     epilog="Start with: fedmos demo",
 )
+app.add_typer(data_app, name="data")
 console = Console()
 
 Overrides = Annotated[
@@ -37,7 +39,7 @@ def main() -> None:
     """Run the command; errors that a user can mend are one sentence and exit code 2."""
     try:
         app()
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
         errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         sys.exit(2)

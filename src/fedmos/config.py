@@ -56,6 +56,8 @@ class DataConfig(Strict):
     """Needed unless the partition brings its own, as Natural does."""
     partition: Choice = Choice(name="IID")
     augment: AugmentConfig | None = None
+    test_samples: Count | None = None
+    """Evaluate on so many test samples, drawn at random; by default on all."""
     seed: int | None = None
     """Decides the split; by default the run's seed."""
     alpha: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -64,7 +66,7 @@ class DataConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
-        foreign = ("root", "augment", "partition") if self.name == "synthetic" else ("alpha", "beta")
+        foreign = ("root", "augment", "partition", "test_samples") if self.name == "synthetic" else ("alpha", "beta")
         for field in foreign:
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise ValueError(f"'{field}' has no part in the data set {self.name}")
@@ -79,6 +81,8 @@ class DataConfig(Strict):
         dataset = fm.datasets.load(self.name, self.root)
         if self.augment is not None:
             dataset = dataset.declare(augment=fm.Augment(crop=self.augment.crop, flip=self.augment.flip))
+        if self.test_samples is not None:
+            dataset = dataset.fewer_tests(self.test_samples)
         return dataset.partition(scheme, self.clients, seed)
 
 

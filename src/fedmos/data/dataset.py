@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..rng import Purpose, generator
 from ..validate import count, integer, require
 from .federated import FederatedData, Normalize, importance_of
 from .partition import Natural
@@ -51,6 +52,14 @@ class Dataset:
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> Dataset:
         """The same samples with another normalisation or augmentation; what is not given stays."""
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
+
+    def fewer_tests(self, n: int, seed: int = 0) -> Dataset:
+        """The same data set with so many test samples, drawn at random, where evaluating on all would take too long."""
+        require("fewer_tests", "n", n, count)
+        if self.y_test is None or self.x_test is None or len(self.y_test) <= n:
+            return self
+        chosen = np.sort(generator(seed, Purpose.SPLIT).choice(len(self.y_test), n, replace=False))
+        return replace(self, x_test=np.asarray(self.x_test[chosen]), y_test=np.asarray(self.y_test[chosen]))
 
     def partition(self, scheme: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
         """Divide the training samples among `clients` clients; the test samples stay with the server.

@@ -1,43 +1,75 @@
-"""Data sets: arrays in memory, ready to be partitioned."""
+"""Data sets by name, ready to be partitioned."""
 
 from __future__ import annotations
 
 import os
-import zipfile
-from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..rng import Purpose, generator
 from ..validate import suggest
+from . import sources
 from .dataset import Dataset
 from .federated import Normalize
 from .synthetic import Quadratic, quadratic, synthetic
 
-__all__ = ["Dataset", "Quadratic", "load", "names", "quadratic", "synthetic"]
-
-
-_NORMALIZE = {
-    "mnist": Normalize(mean=0.1307, std=0.3081),
-    "fmnist": Normalize(mean=0.2860, std=0.3530),
-    "cifar10": Normalize(mean=0.5, std=0.5),
-}
+__all__ = ["Dataset", "Found", "Quadratic", "find", "load", "names", "quadratic", "synthetic"]
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
-    """A data set by name: "digits" (comes with scikit-learn), "mnist", "fmnist" or "cifar10".
+    """A data set by name; `names()` lists them.
 
-    The last three are read from NAME.npz with x_train, y_train, x_test and y_test, in `root`,
-    `$FEDMOS_DATA` or ~/.cache/fedmos.
+    "digits" comes with scikit-learn, "shakespeare" with fedmos. The others are looked for in `$FEDMOS_DATA` (default
+    ~/.cache/fedmos): NAME.npz with x_train, y_train, x_test and y_test (and maybe owner); then parquet, IDX, CIFAR's
+    binary or LEAF's files there or in a sub-folder named after the set; then on the Hugging Face hub. `root` names a
+    file or folder instead, or a set of the hub's as "hf://OWNER/NAME"; then nothing else is searched.
+
+    What is found is decoded once into `$FEDMOS_DATA/store` and memory-mapped from there.
     """
-    if name not in names():
-        raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
-    return _BUILT_IN[name]() if name in _BUILT_IN else _from_npz(name, root)
+    return find(name, root).dataset
 
 
 def names() -> list[str]:
-    return [*_BUILT_IN, *_NORMALIZE]
+    """What `load` knows."""
+    return ["digits", *sources.SOURCES]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A data set, where it was found, and whether it is the published one: "as published", "differs", …"""
+
+    dataset: Dataset
+    place: str
+    status: str
+
+
+def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = True) -> Found:
+    """`load`, and what else is known of the set; `online=False` leaves the hub alone."""
+    if name not in names():
+        raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
+    if name == "digits":
+        if root:
+            raise ValueError(f"load: 'root' must be left out for digits, which comes with scikit-learn, got {root!r}")
+        return Found(_digits(), "scikit-learn", "not known")
+    source = sources.SOURCES[name]
+    found = sources.find(source, root, online)
+    stored, normalize = found.stored, source.normalize
+    if stored.fractions and normalize is not None:
+        normalize = replace(normalize, scale=1.0)
+    arrays = stored.arrays
+    dataset = Dataset(
+        name,
+        arrays["x_train"],
+        arrays["y_train"],
+        arrays.get("x_test"),
+        arrays.get("y_test"),
+        normalize=normalize,
+        owner=arrays.get("owner"),
+        owners=stored.owners,
+        labels=stored.labels,
+    )
+    return Found(dataset, found.place, found.status)
 
 
 def _digits() -> Dataset:
@@ -49,46 +81,3 @@ def _digits() -> Dataset:
     order = generator(0, Purpose.SPLIT).permutation(len(y))
     test, train = order[: len(y) // 5], order[len(y) // 5 :]
     return Dataset("digits", x[train], y[train], x[test], y[test], Normalize(mean=0.3053, std=0.3763, scale=16.0))
-
-
-_BUILT_IN: dict[str, Callable[[], Dataset]] = {"digits": _digits}
-
-
-def _from_npz(name: str, root: str | os.PathLike[str] | None) -> Dataset:
-    folder = Path(root or os.environ.get("FEDMOS_DATA") or Path.home() / ".cache" / "fedmos")
-    path = folder / f"{name}.npz"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"Cannot load {name!r} because {path} does not exist; put NAME.npz with x_train, y_train, x_test and "
-            "y_test there, or name its folder in 'root' or $FEDMOS_DATA"
-        )
-    try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            x_train, y_train, x_test, y_test = (file[key] for key in ("x_train", "y_train", "x_test", "y_test"))
-    except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"Cannot load {path} because it is not a sound data set: {error}") from error
-    train, test = (_checked(path, x, y) for x, y in ((x_train, y_train), (x_test, y_test)))
-    return Dataset(name, *train, *test, _NORMALIZE[name])
-
-
-def _checked(path: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels in our layout, or what is wrong with them."""
-    y = y.reshape(len(y), -1)[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    problem = None
-    if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y) or not len(x):
-        problem = f"images of shape {x.shape} do not go with labels of shape {y.shape}"
-    elif x.dtype.kind not in "uif" or y.dtype.kind not in "ui":
-        problem = f"images are {x.dtype} and labels {y.dtype}"
-    elif x.dtype.kind == "f" and not np.isfinite(x).all():
-        problem = "images hold NaN or infinity"
-    elif y.min() < 0:
-        problem = f"labels must be ≥ 0, got {y.min()}"
-    if problem is not None:
-        raise ValueError(f"Cannot load {path} because it is not a sound data set: {problem}")
-    return _images(x), y.astype(np.int64)
-
-
-def _images(x: np.ndarray) -> np.ndarray:
-    """(n, height, width[, channels]) as (n, channels, height, width)."""
-    first = x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3)
-    return np.ascontiguousarray(x if first else x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1))

@@ -1,0 +1,63 @@
+"""CIFAR's binary version: records of one or two label bytes and 3,072 pixels, red, green and blue planes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from .chunks import PARTS, Chunk, Items, Origin, Part, check_size, of_files, read_exactly, slices
+from .errors import reading, unsound
+from .published import Source
+
+_PIXELS = 3 * 32 * 32
+_FILES: dict[str, dict[Part, tuple[str, ...]]] = {
+    "cifar10": {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test": ("test_batch.bin",)},
+    "cifar100": {"train": ("train.bin",), "test": ("test.bin",)},
+}
+FILES = {"cifar10": "data_batch_1.bin … data_batch_5.bin and test_batch.bin", "cifar100": "train.bin and test.bin"}
+_PICKLES = {
+    "cifar10": ("cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-python", "cifar-100-python.tar.gz"),
+}
+
+
+def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
+    """The files of the binary version among a folder's, or None if there is none of them."""
+    wanted = _FILES[source.name]
+    if not any(name in names for part in PARTS for name in wanted[part]):
+        return None
+    missing = [name for part in PARTS for name in wanted[part] if name not in names]
+    if missing:
+        raise unsound(folder, f"{', '.join(missing)} is missing")
+    files = {part: [names[name] for name in wanted[part]] for part in PARTS}
+    return of_files(folder, [*files["train"], *files["test"]], lambda: _read(files, source))
+
+
+def pickled(names: Mapping[str, Path], source: Source) -> str | None:
+    """A remark on CIFAR's Python version, if that is what lies there."""
+    found = next((names[name] for name in _PICKLES.get(source.name, ()) if name in names), None)
+    if found is None:
+        return None
+    number = source.name.removeprefix("cifar")
+    return (
+        f"{found} is CIFAR-{number}'s Python version, a pickle, which could run code when opened; "
+        f"get the binary version, cifar-{number}-binary.tar.gz"
+    )
+
+
+def _read(files: Mapping[Part, Sequence[Path]], source: Source) -> Items:
+    record = source.label_bytes + _PIXELS
+    for part in PARTS:
+        for path in files[part]:
+            with reading(path), path.open("rb") as stream:
+                size = path.stat().st_size
+                check_size("the file", size, source.limit)
+                if size % record or not size:
+                    raise ValueError(f"its {size} bytes are not a number of records of {record} bytes")
+                for rows in slices(size // record, record):
+                    count = rows.stop - rows.start
+                    raw = np.frombuffer(read_exactly(stream, count * record), np.uint8).reshape(count, record)
+                    x = raw[:, source.label_bytes :].reshape(count, 3, 32, 32)
+                    yield Chunk(part, x, raw[:, source.label_bytes - 1])

@@ -1,0 +1,80 @@
+"""A text of plays as speaking roles, and each role's text as windows that predict their next character."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from .characters import WINDOW, codes, in_time
+from .chunks import Chunk, Items, Origin, Part, check_size, of_files, slices
+from .errors import reading
+from .published import Source
+
+_TEXT = "tinyshakespeare.txt"
+_LARGEST = 16 * 2**20
+# "First Citizen:" as in the text that comes with fedmos; "FIRST CITIZEN." as in Project Gutenberg's.
+_HEADINGS = (re.compile(r"(\S[^:\n]{0,60}):"), re.compile(r"([A-Z][A-Z’' ,-]{1,60})\."))
+
+
+def bundled(source: Source) -> Origin:
+    """The text that comes with fedmos: a million characters from Shakespeare's plays."""
+    text = resources.files("fedmos.data").joinpath("texts", _TEXT).read_bytes()
+    identity = [[f"fedmos:{_TEXT}", hashlib.sha256(text).hexdigest()]]
+    return Origin(f"fedmos ({_TEXT})", identity, lambda: _windows(roles(text.decode("utf-8"))))
+
+
+def origin(path: Path, source: Source) -> Origin:
+    return of_files(path, [path], lambda: _read(path))
+
+
+def _read(path: Path) -> Items:
+    with reading(path):
+        check_size("the text", path.stat().st_size, _LARGEST)
+        found = roles(path.read_bytes().decode("utf-8-sig"))
+        if not found:
+            raise ValueError('it has no speaking roles: lines "Name:" or "NAME." that follow an empty line')
+        yield from _windows(found)
+
+
+def roles(text: str) -> dict[str, str]:
+    """Every role's speeches, joined by newlines in their order.
+
+    A role is a name: two messengers of two plays are one. A block of lines without a name continues the speech
+    before it.
+    """
+    blocks = re.split(r"\n\s*\n", text.replace("\r\n", "\n"))
+    styles = [[style.fullmatch(block.strip().split("\n")[0].strip()) for block in blocks] for style in _HEADINGS]
+    headings = max(styles, key=lambda found: sum(match is not None for match in found))
+    speeches: dict[str, list[str]] = {}
+    speaker = None
+    for block, heading in zip(blocks, headings, strict=True):
+        lines = [line.strip() for line in block.strip().split("\n")]
+        speaker = " ".join(heading[1].split()) if heading else speaker
+        speech = "\n".join(lines[1:] if heading else lines)
+        if speaker is not None and speech:
+            speeches.setdefault(speaker, []).append(speech)
+    return {name: "\n".join(said) for name, said in speeches.items()}
+
+
+def _windows(texts: Mapping[str, str]) -> Items:
+    for name, text in texts.items():
+        yield from windows(name, codes(text))
+
+
+def windows(name: str, text: np.ndarray) -> Iterator[Chunk]:
+    """A role's windows of 80 characters, at every place, and the character that follows each."""
+    samples = len(text) - WINDOW
+    if samples < 1:
+        return
+    x, y = np.lib.stride_tricks.sliding_window_view(text[:-1], WINDOW), text[WINDOW:]
+    cut, resume = in_time(samples)
+    spans: tuple[tuple[Part, slice], ...] = (("train", slice(0, cut)), ("test", slice(resume, None)))
+    for part, span in spans:
+        for rows in slices(len(y[span]), WINDOW):
+            few = y[span][rows]
+            yield Chunk(part, x[span][rows], few, [name] * len(few))

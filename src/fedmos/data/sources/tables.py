@@ -1,0 +1,180 @@
+"""Rows of a table (parquet files, or a data set of the hub's) as samples: images, characters or words."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..images import decode
+from . import characters, words
+from .chunks import PARTS, Chunk, Items, Names, Part, check_size, rows_at_once
+from .errors import reading
+from .published import Source
+
+_ROWS = 4096
+_BATCH = 256 * 2**20
+"""A batch of images may decode to so many bytes."""
+
+
+class Table(ABC):
+    """Columns that can be read over again, a batch of rows at a time."""
+
+    place: str
+    parts: tuple[Part, ...]
+    columns: tuple[str, ...]
+
+    @abstractmethod
+    def rows(self, part: Part) -> int: ...
+
+    @abstractmethod
+    def batches(self, part: Part, columns: Sequence[str], size: int) -> Iterator[Any]:
+        """pyarrow record batches of at most `size` rows, with these columns."""
+
+
+def items(table: Table, source: Source) -> Items:
+    """A table's samples. Without a part for testing, samples are held out from every owner's."""
+    with reading(table.place):
+        rows = sum(table.rows(part) for part in table.parts)
+        check_size(f"a set of {rows:,} samples", rows * source.row_bytes, source.limit)
+        yield from {"images": _images, "characters": _characters, "words": _words}[source.kind](table, source)
+
+
+def _pick(table: Table, names: Sequence[str]) -> str:
+    """The first of a column's possible names that the table has."""
+    found = next((name for name in names if name in table.columns), None)
+    if found is None:
+        raise ValueError(f"it has no column {names[0]} (its columns: {', '.join(table.columns)})")
+    return found
+
+
+def _owner_column(table: Table, source: Source) -> str | None:
+    return _pick(table, source.columns.owner) if source.columns.owner else None
+
+
+def _images(table: Table, source: Source) -> Items:
+    image, label = _pick(table, source.columns.input), _pick(table, source.columns.target)
+    owner = _owner_column(table, source)
+    size = min(1024, rows_at_once(source.row_bytes))
+    for part, batch, owners in _divided(table, [image, label], owner, size, _one_in_ten):
+        yield Chunk(part, _decoded(batch.column(image), source), _integers(batch.column(label), label), owners)
+
+
+def _decoded(column: Any, source: Source) -> np.ndarray:
+    """Encoded images, each either bytes or a struct of bytes and a path, as the hub has them."""
+    size = (source.shape[1], source.shape[2]) if source.resize else None
+    images: list[np.ndarray] = []
+    for i, cell in enumerate(column.to_pylist()):
+        raw = cell.get("bytes") if isinstance(cell, dict) else cell
+        if not isinstance(raw, bytes):
+            path = cell.get("path") if isinstance(cell, dict) else None
+            raise ValueError(
+                f"an image is only named ({path!r}), and files named by data are never opened"
+                if path
+                else f"row {i} of a batch holds no image"
+            )
+        image = decode(raw, size, gray=source.shape[0] == 1)
+        images.append(np.repeat(image, 3, 0) if len(image) < source.shape[0] == 3 else image)
+        if image.shape[1:] != images[0].shape[1:]:
+            raise ValueError(f"images must be alike, got {image.shape[1:]} after {images[0].shape[1:]} pixels")
+        if i == 0:
+            check_size(f"a batch of {image.shape[1:]} pixels each", len(column) * image.nbytes, _BATCH)
+    return np.stack(images) if images else np.empty((0, *source.shape), np.uint8)
+
+
+def _integers(column: Any, name: str) -> np.ndarray:
+    values = None if column.null_count else column.to_numpy(zero_copy_only=False)
+    if values is None or values.dtype.kind not in "ui":
+        raise ValueError(f"column {name} must hold a whole number in every row, got {column.type}")
+    return np.asarray(values)
+
+
+def _strings(column: Any, name: str) -> list[str]:
+    values = column.to_pylist()
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"column {name} must hold a text in every row, got {column.type}")
+    return list(values)
+
+
+def _characters(table: Table, source: Source) -> Items:
+    text, following = _pick(table, source.columns.input), _pick(table, source.columns.target)
+    owner = _owner_column(table, source)
+    rule: Rule = _one_in_ten
+    if "test" not in table.parts and owner is not None:
+        held: Counter[str] = Counter()
+        for batch in table.batches("train", [owner], _ROWS):
+            held.update(map(str, batch.column(owner).to_pylist()))
+        rule = _InTime(held)
+    for part, batch, owners in _divided(table, [text, following], owner, _ROWS, rule):
+        x = characters.encode(_strings(batch.column(text), text), source.shape[0])
+        y = characters.encode(_strings(batch.column(following), following), 1)
+        yield Chunk(part, x, y, owners)
+
+
+def _words(table: Table, source: Source) -> Items:
+    text, owner = _pick(table, source.columns.input), _owner_column(table, source)
+
+    def sentences() -> Iterator[tuple[Part, list[list[str]], list[str] | None]]:
+        for part, batch, owners in _divided(table, [text], owner, _ROWS, _one_in_ten):
+            yield part, [words.tokens(cell) for cell in batch.column(text).to_pylist()], owners
+
+    vocabulary = words.Vocabulary.of(batch for part, batch, _ in sentences() if part == "train")
+    yield Names(labels=vocabulary.labels)
+    for part, batch, owners in sentences():
+        x, y = vocabulary.encode(batch, source.shape[0])
+        yield Chunk(part, x, y, owners)
+
+
+Rule = Callable[[str, int], Part | None]
+"""Which part the k-th of an owner's samples goes to, if any."""
+
+
+def _divided(
+    table: Table, columns: Sequence[str], owner: str | None, size: int, rule: Rule
+) -> Iterator[tuple[Part, Any, list[str] | None]]:
+    """Batches, the part they belong to, and their owners; divided by the rule if the table has no test part."""
+    wanted = [*columns, owner] if owner else list(columns)
+    if "test" not in table.parts and owner is None:
+        raise ValueError("it has no part for testing (test-*.parquet)")
+    seen: Counter[str] = Counter()
+    for part in table.parts:
+        for batch in table.batches(part, wanted, size):
+            owners = None if owner is None else _owners(batch.column(owner), owner)
+            if "test" in table.parts or owners is None:
+                yield part, batch, owners
+                continue
+            goes = []
+            for name in owners:
+                goes.append(rule(name, seen[name]))
+                seen[name] += 1
+            for to in PARTS:
+                chosen = [i for i, p in enumerate(goes) if p == to]
+                if chosen:
+                    yield to, batch.take(chosen), [owners[i] for i in chosen]
+
+
+def _owners(column: Any, name: str) -> list[str]:
+    if column.null_count:
+        raise ValueError(f"column {name} must say whose every sample is, and does not")
+    return [str(value) for value in column.to_pylist()]
+
+
+def _one_in_ten(owner: str, k: int) -> Part:
+    """One of every ten samples of an owner, at a place that is a hash of the owner and the ten."""
+    digest = hashlib.sha256(f"{owner}/{k // 10}".encode("utf-8", "surrogatepass")).digest()
+    return "test" if k % 10 == digest[0] % 10 else "train"
+
+
+class _InTime:
+    """An owner's first samples for training, the last ones for testing, as LEAF divides Shakespeare."""
+
+    def __init__(self, held: Counter[str]) -> None:
+        self.spans = {owner: characters.in_time(n) for owner, n in held.items()}
+
+    def __call__(self, owner: str, k: int) -> Part | None:
+        train, test = self.spans[owner]
+        return "train" if k < train else "test" if k >= test else None
