@@ -11,6 +11,7 @@ from .catalogue import algorithms, availabilities, partitions, selectors
 from .data import Augment, Dataset, FederatedData, Normalize, datasets, partition
 from .engine.rounds import DivergenceError
 from .history import History, Record
+from .many import run_many
 from .result import Result
 from .selection import *  # noqa: F403
 from .selection import __all__ as _selectors
@@ -48,5 +49,6 @@ __all__ = [
     "partition",
     "partitions",
     "run",
+    "run_many",
     "selectors",
 ]

@@ -36,6 +36,7 @@ class Loss:
         self.name = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         self.named = loss if isinstance(loss, str) else None
         """Which of the built-in losses it is, if any."""
+        self.function = loss
         self._mean: LossFunction = _NAMED[loss] if isinstance(loss, str) else loss
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:

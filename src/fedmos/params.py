@@ -24,9 +24,7 @@ class FlatModel:
     they are neither trained nor sent.
     """
 
-    def __init__(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype, precision: Precision = None
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, precision: Precision = None) -> None:
         _refuse_batch_norm(model)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
@@ -50,6 +48,16 @@ class FlatModel:
         """Names and shapes of the parameters, hashed; their values are in every checkpoint."""
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def program_key(self) -> str:
+        """Equal for models that compute the same function of their trainable parameters."""
+        digest = hashlib.sha256(repr(self.module).encode())
+        digest.update(self.fingerprint().encode())
+        trainable = {place for places in self._places for place in places}
+        for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if name not in trainable:
+                digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def initial(self) -> Tensor:
         """The parameters the module came with."""

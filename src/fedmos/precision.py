@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 Precision = Literal["tf32", "bf16"] | None
-"""None: products of the run's dtype. "tf32": of ten-bit mantissas (GPU). "bf16": layers compute in bfloat16; parameters,
-state and updates stay float32."""
+"""None: products of the run's dtype. "tf32": of ten-bit mantissas (GPU). "bf16": layers compute in bfloat16, while
+parameters, state and updates stay float32."""
 
 
 @contextmanager

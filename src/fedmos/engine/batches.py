@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..rng import Purpose, fold, permute, stream
+from ..rng import Purpose, fold, permute
 from .task import Task
 
 FULL, FIRST = -1, -2
@@ -103,7 +103,7 @@ class Batches:
 
     def stream(self, purpose: Purpose) -> Tensor:
         """(M,): each client's stream in this round."""
-        return stream(self._task.seed, self._t, self.chunk.ids, purpose, self.n.device)
+        return self._task.stream(self._t, self.chunk.ids, purpose)
 
 
 def sizes_of(task: Task, n: Tensor, phase: int, b: int = 0) -> Tensor:

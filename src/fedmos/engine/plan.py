@@ -1,38 +1,197 @@
-"""Which engine to use."""
+"""Which way of computing is fastest here, decided once, before round 0, by measuring.
+
+What was measured is remembered on the machine (`$FEDMOS_CACHE`, default ~/.cache/fedmos, engines.json), so that the same
+job is always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides: "loop", "batched" or
+"compiled".
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import torch
 
+from ..algorithm import Algorithm
 from .batched import Batched
 from .batches import Chunk
+from .loop import Loop
+from .program import can_compile
 from .task import Task
 from .work import Plan
 
 _log = logging.getLogger("fedmos")
 
-_SMALL = 200_000
+_PATIENCE = 0.15
+"""Seconds for timing one candidate, after its first call."""
+_GAIN = 0.3
+"""The share of its time that a program usually saves when compiled."""
 
 
-def choose_plan(name: str, task: Task, m: int) -> Plan:
+def choose_plan(name: str, task: Task, m: int, algorithm: Algorithm | None = None, rounds: int = 1) -> Plan:
     """The plan for cohorts of about m clients; `name` is "loop", "batched" or "auto"."""
-    loop, batched = (
-        Plan(engine="loop", chunk=1),
-        Plan(engine="batched", chunk=m, graphed=task.model.device.type == "cuda"),
-    )
+    name = _override(name)
     if name == "loop":
-        return loop
-    if name == "auto" and task.model.size > _SMALL and task.model.device.type == "cpu":
-        return loop
+        return _loop("asked for")
     problem = why_not_vectorised(task)
-    if problem is None:
-        return batched
+    if problem is not None:
+        if name != "auto":
+            raise ValueError(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
+        _log.warning("Training client by client because the model or the loss cannot be vectorised: %s", problem)
+        return _loop("the model or the loss cannot be vectorised")
+    chunk = _chunk(task, m)
     if name == "batched":
-        raise ValueError(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
-    _log.warning("Training client by client because the model or the loss cannot be vectorised: %s", problem)
-    return loop
+        return _batched(task, chunk, compiled=False, why="asked for")
+    if name == "compiled":
+        return _batched(task, chunk, compiled=True, why="asked for")
+    plan = _fastest(task, m, chunk, rounds)
+    _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.why)
+    return plan
+
+
+def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool) -> Plan:
+    """The plan that an earlier part of the run recorded."""
+    return _loop("as before") if engine == "loop" else _batched(task, chunk, compiled, "as before")
+
+
+def _loop(why: str) -> Plan:
+    return Plan(engine="loop", chunk=1, why=why)
+
+
+def _batched(task: Task, chunk: int, compiled: bool, why: str) -> Plan:
+    graphed = task.model.device.type == "cuda"
+    return Plan(engine="batched", chunk=chunk, compiled=compiled, graphed=graphed, why=why)
+
+
+def _override(name: str) -> str:
+    given = os.environ.get("FEDMOS_ENGINE")
+    if not given:
+        return name
+    if given not in ("loop", "batched", "compiled"):
+        raise ValueError(f"run: FEDMOS_ENGINE must be 'loop', 'batched' or 'compiled', got {given!r}")
+    return given
+
+
+def _fastest(task: Task, m: int, chunk: int, rounds: int) -> Plan:
+    """Loop, vectorised, or that compiled where the run is long enough to earn the compilation back."""
+    ids = torch.arange(min(m, chunk, len(task.data)))
+    path, key = _cache(), _key(task, len(ids))
+    known = _read(path).get(key)
+    times: dict[str, float] = dict(known) if known else _measure(task, ids)
+    steps = rounds * int(task.steps(task.data.sizes[ids]).max())
+    cost = 5.0 + 0.05 * times["operations"]
+    saved = _GAIN * times["batched"] * steps
+    if "compiled" not in times and saved > 1.5 * cost and can_compile(task.model.device):
+        _log.info(
+            "Compiling the cohort's program, which takes about %.0f s, because it should save %.0f s", cost, saved
+        )
+        times |= _measure_compiled(task, ids)
+    if times != known:
+        _write(path, key, times)
+    rival = min(times["loop"], times["batched"])
+    figures = f"{1e3 * times['loop']:.1f} ms a cohort step client by client, {1e3 * times['batched']:.1f} ms vectorised"
+    if "compiled" in times and saved > 1.5 * cost and times["compiled"] < rival:
+        return _batched(task, chunk, compiled=True, why=f"{figures}, {1e3 * times['compiled']:.1f} ms compiled")
+    if times["batched"] <= times["loop"]:
+        return _batched(task, chunk, compiled=False, why=figures)
+    return _loop(figures)
+
+
+def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
+    """Seconds of one step of the whole cohort, and how many operations its program has."""
+    x = task.model.initial()
+    task.model.module.train()
+    some = ids[: 1 if task.model.size > 2_000_000 else 3]
+    grads = [Loop(task, Chunk.of(task, i), 0) for i in some.split(1)]
+    loop = _time(lambda: [g(x) for g in grads]) * len(ids) / len(some)
+    # A cohort that would take long is judged by a part of it.
+    part = ids if loop < 0.5 else ids[: max(2, int(len(ids) * 0.5 / loop))]
+    whole = Batched(task, Chunk.of(task, part), 0)
+    y = x.expand(len(part), -1).contiguous()
+    batched = _time(lambda: whole(y)) * len(ids) / len(part)
+    return {"loop": loop, "batched": batched, "operations": float(_operations(task))}
+
+
+def _measure_compiled(task: Task, ids: torch.Tensor) -> dict[str, float]:
+    fast = replace(task, compiled=True)
+    whole = Batched(fast, Chunk.of(fast, ids), 0)
+    y = task.model.initial().expand(len(ids), -1).contiguous()
+    try:
+        return {"compiled": _time(lambda: whole(y))}
+    except Exception as error:  # compilers fail in many ways
+        _log.warning("Not compiling because it fails: %s", str(error).strip().split("\n")[0])
+        return {"compiled": float("inf")}
+
+
+@torch.no_grad()
+def _time(work: Callable[[], Any]) -> float:
+    """The least seconds of a few calls, after a first that does not count."""
+
+    def once() -> float:
+        began = perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return perf_counter() - began
+
+    once()
+    taken = [once()]
+    while sum(taken) < _PATIENCE and len(taken) < 5:
+        taken.append(once())
+    return min(taken)
+
+
+def _operations(task: Task) -> int:
+    """How many operations the forward pass records, which is what compiling takes time for."""
+    grad = Loop(task, Chunk.of(task, torch.zeros(1, dtype=torch.int64)), 0)
+    inputs, targets, keys, _ = next(grad.parts(grad.batches.first(1), 1))
+    with torch.enable_grad():
+        y = task.model.initial().requires_grad_()
+        loss = task.loss.mean(task.model(y, inputs[0], None if keys is None else keys[0]), targets[0])
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    return len(seen)
+
+
+def _chunk(task: Task, m: int) -> int:
+    """How many clients fit into the machine's memory side by side; of its total memory, which does not change."""
+    model = task.model
+    saved = 0
+
+    def pack(v: torch.Tensor) -> torch.Tensor:
+        nonlocal saved
+        saved += v.nbytes
+        return v
+
+    largest = task.data.sizes.argmax()[None]
+    grad = Loop(task, Chunk.of(task, largest), 0)
+    batch = grad.batches.all() if task.batch_size is None else grad.batches.step(0)
+    samples = min(int(batch.size[0]), 1024)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v), torch.no_grad():
+        inputs, targets, keys, _ = next(grad.parts(batch, min(8, samples)))
+        with torch.enable_grad():
+            y = model.initial().requires_grad_()
+            outputs = model(y, inputs[0], None if keys is None else keys[0])
+            task.loss.mean(outputs, targets[0])
+    per_client = 3 * saved * samples / min(8, samples) + 10 * model.size * model.dtype.itemsize
+    return max(1, min(m, int(0.4 * _total_memory(model.device) / per_client)))
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * 2**30
 
 
 def why_not_vectorised(task: Task) -> str | None:
@@ -44,3 +203,42 @@ def why_not_vectorised(task: Task) -> str | None:
     except Exception as error:  # a user's module may raise anything here
         return str(error).strip().split("\n")[0]
     return None
+
+
+def _key(task: Task, m: int) -> str:
+    """What a measurement depends on."""
+    device = task.model.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    largest = int(task.data.sizes.max())
+    parts = (
+        task.model.fingerprint(),
+        repr(task.model.module),
+        (m, task.batch_size and min(task.batch_size, largest), largest if task.batch_size is None else 0),
+        (str(task.model.dtype), task.model.precision, tuple(task.data.x.shape[1:]), task.loss.name),
+        (where, str(torch.__version__)),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _cache() -> Path:
+    folder = Path(os.environ.get("FEDMOS_CACHE") or Path.home() / ".cache" / "fedmos")
+    return folder / "engines.json"
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        table = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _write(path: Path, key: str, times: dict[str, float]) -> None:
+    """Remember; a folder that cannot be written to is no reason to fail."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(_read(path) | {key: times}))
+        scratch.replace(path)
+    except OSError as error:
+        _log.info("Not remembering what was measured: %s", error)

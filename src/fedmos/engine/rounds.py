@@ -100,10 +100,10 @@ class Simulation:
 
     def round(self, evaluate: bool) -> Record:
         """Play one round, and evaluate the new model."""
-        return self._drive(self.steps(evaluate))
+        return self.drive(self.steps(evaluate))
 
     @torch.no_grad()
-    def _drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
+    def drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
         """Carry out by ourselves what the steps ask for."""
         try:
             request = next(steps)
@@ -195,7 +195,7 @@ class Simulation:
 
     def rehearse(self, cohort: Cohort, watch: Watch) -> None:
         """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
-        self._drive(self._phases(cohort, _everyone, _everyone), watch)
+        self.drive(self._phases(cohort, _everyone, _everyone), watch)
 
     def _evaluated(self, cohort: Cohort) -> int:
         """Samples whose loss the cohort computes for its reports."""

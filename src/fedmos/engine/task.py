@@ -11,6 +11,7 @@ from torch import Tensor
 from ..data.federated import FederatedData
 from ..losses import Loss
 from ..params import FlatModel
+from ..rng import Purpose, stream
 from .program import Program
 
 
@@ -27,10 +28,19 @@ class Task:
     clip: float | None = None
     compiled: bool = False
     """Whether the cohort's program is compiled."""
+    origin: tuple[Tensor, Tensor] | None = None
+    """Where several runs train together: the seed of each client's run, and its number there."""
 
     @cached_property
     def program(self) -> Program:
         return Program(self.model, self.loss, self.compiled)
+
+    def stream(self, t: int | Tensor, ids: Tensor, purpose: Purpose) -> Tensor:
+        """The streams of clients `ids` (on the run's device) in round t."""
+        if self.origin is None:
+            return stream(self.seed, t, ids, purpose, ids.device)
+        seeds, numbers = self.origin
+        return stream(seeds[ids], t, numbers[ids], purpose, ids.device)
 
     @cached_property
     def least_steps(self) -> int:
@@ -64,12 +74,24 @@ class Task:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
 
 
-def on_device(data: FederatedData, device: torch.device) -> FederatedData:
-    """The same federation with its samples on `device` (sizes and importances stay on the CPU)."""
+Moved = dict[tuple[int, torch.Size], Tensor]
+"""Tensors on the device by where they came from."""
+
+
+def on_device(data: FederatedData, device: torch.device, moved: Moved | None = None) -> FederatedData:
+    """The same federation with its samples on `device` (sizes and importances stay on the CPU).
+
+    Samples that are in `moved` already are not brought twice.
+    """
+    moved = {} if moved is None else moved
+
+    def move(v: Tensor) -> Tensor:
+        return moved.setdefault((v.data_ptr(), v.shape), v.to(device))
+
     return replace(
         data,
-        x=data.x.to(device),
-        y=data.y.to(device),
+        x=move(data.x),
+        y=move(data.y),
         index=None if data.index is None else data.index.to(device),
-        test=None if data.test is None else (data.test[0].to(device), data.test[1].to(device)),
+        test=None if data.test is None else (move(data.test[0]), move(data.test[1])),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -51,6 +52,9 @@ class Job(NamedTuple):
     """(M, D) each."""
     last: Tensor
     """(M,), on the CPU."""
+    fields: Vectors = {}
+    """Fields of the algorithm that differ between clients, (M, 1) each; where there are any, x and the vectors of msg
+    are (M, D), and lr and W of ctx are (M, 1)."""
 
 
 class Done(NamedTuple):
@@ -79,6 +83,7 @@ class Inputs(NamedTuple):
     x: Tensor
     msg: Vectors
     own: Vectors
+    fields: Vectors
 
 
 class Outputs(NamedTuple):
@@ -118,10 +123,8 @@ class Crew:
             outputs, self._calls[key] = self._body(job, given, width, watch)
             return outputs
 
-        if self._graphs is None or watch is not None:
-            outputs = body(inputs)
-        else:
-            outputs = self._graphs.run(key, body, inputs)
+        direct = self._graphs is None or watch is not None
+        outputs = body(inputs) if direct else self._graphs.run(key, body, inputs)  # type: ignore[union-attr]
         finite, losses = outputs.report[:, :M].cpu()
         return Done(
             uploads={name: v[:M] for name, v in outputs.uploads.items()},
@@ -142,14 +145,16 @@ class Crew:
             last=job.last[:, None].to(device, dtype),
             lr=job.ctx.lr,
             t=torch.full((), job.ctx.t, device=device),
-            W=torch.full((), job.ctx.W, dtype=dtype, device=device),
+            W=torch.as_tensor(job.ctx.W, dtype=dtype).to(device),
             x=job.x,
             msg=job.msg,
             own=job.own,
+            fields=job.fields,
         )
 
     def _body(self, job: Job, given: Inputs, width: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
         ctx, captured = job.ctx, self._graphs is not None and watch is None
+        algorithm = with_fields(self.algorithm, given.fields)
         t: Any = given.t if captured else ctx.t
         grad = self._kind(self.task, Chunk(given.ids, given.offset, given.n, width), t)
         c = ClientContext(
@@ -167,10 +172,10 @@ class Crew:
         )
         own: Vectors
         if job.phase == "prepare":
-            uploads, own = self.algorithm.prepare(c, grad), {}
+            uploads, own = algorithm.prepare(c, grad), {}
             expect(self.algorithm, "prepare", uploads, self.algorithm.prepare_up)
         else:
-            uploads, own = local_work(self.algorithm, c, grad, watch)
+            uploads, own = local_work(algorithm, c, grad, watch)
             expect(self.algorithm, "finish", uploads, self.algorithm.up)
             expect(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
         M = len(given.ids)
@@ -207,4 +212,21 @@ def _filled(job: Job, M: int) -> Job:
     def fill(v: Tensor) -> Tensor:
         return torch.cat([v, v[:1].expand(more, *v.shape[1:])])
 
-    return job._replace(ids=fill(job.ids), own={name: fill(v) for name, v in job.own.items()}, last=fill(job.last))
+    def fill_all(vectors: Vectors) -> Vectors:
+        return {name: fill(v) for name, v in vectors.items()}
+
+    job = job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), fields=fill_all(job.fields))
+    if job.x.ndim == 1:
+        return job
+    ctx = replace(job.ctx, lr=fill(job.ctx.lr), W=fill(job.ctx.W))  # type: ignore[arg-type]
+    return job._replace(ctx=ctx, x=fill(job.x), msg=fill_all(job.msg))
+
+
+def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:
+    """The algorithm with a column of values, one per client, for each of these fields."""
+    if not fields:
+        return algorithm
+    changed = copy.copy(algorithm)
+    for name, column in fields.items():
+        object.__setattr__(changed, name, column)
+    return changed

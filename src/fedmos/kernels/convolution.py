@@ -60,8 +60,8 @@ def _is_plain(layer: nn.Conv2d) -> bool:
     )
 
 
-# Three functions that are each other's derivatives. Outside `vmap` they are the library's; under it, with a client axis,
-# `vmap` (a rule that PyTorch looks for by this name) has tensors whose dimension in_dims[i] counts clients.
+# Three functions that are each other's derivatives. Outside `vmap` they are the library's; under it PyTorch calls their
+# rule `vmap` instead, with tensors whose dimension in_dims[i] counts clients.
 
 
 class _Convolution(Function):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # Triton has no types, and its kernels are not quite Python.
-
 import torch
 import triton
 import triton.language as tl

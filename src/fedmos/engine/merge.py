@@ -1,0 +1,142 @@
+"""Several runs of one shape as one: their cohorts train side by side along the batch axis.
+
+Runs that differ in seed, split, step size or other numbers of the algorithm share a program. Each keeps its own model,
+state, selection and history; only local work is done together, on rows that carry their run's model and numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Context, Vectors
+from ..data.federated import FederatedData
+from .rounds import Simulation
+from .task import Task
+from .work import Crew, Done, Job
+
+
+def shape_of(simulation: Simulation) -> Hashable:
+    """What runs must have in common to train together; None where a run must go alone."""
+    task, algorithm, plan = simulation.task, simulation.algorithm, simulation.plan
+    if plan.engine == "loop":
+        return None
+    data, model = task.data, task.model
+    return (
+        type(algorithm),
+        tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),  # type: ignore[arg-type]
+        (plan.compiled, plan.graphed),
+        (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip),
+        (task.loss.named or task.loss.function, model.device, model.dtype, model.precision, model.program_key()),
+        (len(data), data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype),
+        (data.normalize, data.augment),
+    )
+
+
+class Together:
+    """The crew of several runs of one shape."""
+
+    def __init__(self, runs: Sequence[Simulation]) -> None:
+        self._runs = list(runs)
+        first = runs[0]
+        self._base = torch.tensor([0] + [len(run.task.data) for run in runs]).cumsum(0)
+        self._fields = [
+            f.name
+            for f in fields(first.algorithm)  # type: ignore[arg-type]
+            if len({getattr(run.algorithm, f.name) for run in runs}) > 1
+        ]
+        rows = sum(run.plan.chunk for run in runs)
+        self._crew = Crew(_merged([run.task for run in runs]), first.algorithm, replace(first.plan, chunk=rows))
+
+    def do(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
+        """What came of jobs of one phase and cohort size, each with the number of its run."""
+        if len(jobs) == 1:
+            number, job = jobs[0]
+            return [self._runs[number].crew.do(job)]
+        sizes = [len(job.ids) for _, job in jobs]
+        done = self._crew.do(self._job(jobs, torch.tensor(sizes)))
+
+        def cut(v: Tensor) -> tuple[Tensor, ...]:
+            return v.split(sizes)
+
+        def cut_all(vectors: Vectors) -> list[Vectors]:
+            return [{name: cut(v)[i] for name, v in vectors.items()} for i in range(len(jobs))]
+
+        columns = (cut_all(done.uploads), cut_all(done.own), cut(done.finite), cut(done.losses), cut(done.samples))
+        return [Done(*row) for row in zip(*columns, strict=True)]
+
+    def _job(self, jobs: Sequence[tuple[int, Job]], sizes: Tensor) -> Job:
+        first = jobs[0][1]
+        device, dtype = first.x.device, first.x.dtype
+        count = sizes.to(device)
+
+        def rows(values: Sequence[Tensor]) -> Tensor:
+            """A vector per run as a row per client."""
+            return torch.stack(list(values)).repeat_interleave(count, dim=0, output_size=int(sizes.sum()))
+
+        def column(values: Sequence[Any]) -> Tensor:
+            return rows([torch.as_tensor(v, dtype=dtype).to(device).reshape(1) for v in values])
+
+        ctx = Context(
+            t=first.ctx.t,
+            lr=column([job.ctx.lr for _, job in jobs]),
+            N=first.ctx.N,
+            S=first.ctx.S,
+            W=column([job.ctx.W for _, job in jobs]),  # type: ignore[arg-type]
+        )
+        return Job(
+            phase=first.phase,
+            ids=torch.cat([job.ids + self._base[number] for number, job in jobs]),
+            ctx=ctx,
+            x=rows([job.x for _, job in jobs]),
+            msg={name: rows([job.msg[name] for _, job in jobs]) for name in first.msg},
+            own={name: torch.cat([job.own[name] for _, job in jobs]) for name in first.own},
+            last=torch.cat([job.last for _, job in jobs]),
+            fields={
+                name: column([getattr(self._runs[number].algorithm, name) for number, _ in jobs])
+                for name in self._fields
+            },
+        )
+
+
+def _merged(tasks: Sequence[Task]) -> Task:
+    """One task whose clients are all runs' clients, run after run."""
+    first, device = tasks[0], tasks[0].model.device
+    seeds = torch.cat([torch.full((len(task.data),), _int64(task.seed)) for task in tasks])
+    numbers = torch.cat([torch.arange(len(task.data)) for task in tasks])
+    return replace(
+        first,
+        data=_pooled([task.data for task in tasks]),
+        origin=(seeds.to(device), numbers.to(device)),
+    )
+
+
+def _pooled(federations: Sequence[FederatedData]) -> FederatedData:
+    first = federations[0]
+    shared = all(data.x is first.x and data.y is first.y for data in federations)
+    index, offsets, start, entries = [], [torch.zeros(1, dtype=torch.int64)], 0, 0
+    for data in federations:
+        own = torch.arange(int(data.offsets[-1]), device=data.x.device) if data.index is None else data.index
+        index.append(own + start)
+        offsets.append(data.offsets[1:] + entries)
+        entries += int(data.offsets[-1])
+        start += 0 if shared else len(data.x)
+    return replace(
+        first,
+        x=first.x if shared else torch.cat([data.x for data in federations]),
+        y=first.y if shared else torch.cat([data.y for data in federations]),
+        index=torch.cat(index),
+        offsets=torch.cat(offsets),
+        importance=torch.cat([data.importance for data in federations]),
+        test=None,
+        names=None,
+    )
+
+
+def _int64(seed: int) -> int:
+    """The seed's lowest 64 bits as a signed number, as streams take it."""
+    return (seed + 2**63) % 2**64 - 2**63

@@ -1,0 +1,330 @@
+"""A run in progress, from its arguments to its result."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import __version__
+from .algorithm import Algorithm
+from .callbacks import Callback, Progress
+from .data.federated import FederatedData
+from .engine import Plan, choose_plan, resumed_plan
+from .engine.fitness import check_fit, repeatable
+from .engine.rounds import Decay, DivergenceError, Simulation, Steps, check_declaration
+from .engine.task import Moved, Task, on_device
+from .history import METRICS, Record, reached
+from .losses import Loss, LossFunction
+from .params import FlatModel
+from .precision import Precision, arithmetic
+from .result import Result, may_hold_result
+from .selection.availability import Availability
+from .selection.selector import Selector
+from .system import System
+from .validate import Rule, boolean, count, integer, non_negative, none, number, one_of, positive, require, suggest
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+class Session:
+    """One run: `begin`, then a round after another while `steps` gives any, then `end`. `play` is all of it."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        data: FederatedData,
+        algorithm: Algorithm,
+        selection: Selector,
+        rounds: int,
+        local_steps: int | None,
+        local_epochs: int | None,
+        batch_size: int | None,
+        loss: str | LossFunction,
+        lr_decay: Decay,
+        weight_decay: float,
+        clip: float | None,
+        eval_every: int,
+        target: Mapping[str, float] | None,
+        seed: int,
+        device: str | torch.device,
+        dtype: torch.dtype,
+        precision: Precision,
+        engine: str,
+        availability: Availability | None,
+        system: System | None,
+        out: str | os.PathLike[str] | None,
+        resume: bool,
+        checkpoint_every: int | None,
+        on_bad_update: Any,
+        callbacks: Sequence[Callback | Callable[[Record], Any]],
+        moved: Moved | None = None,
+    ) -> None:
+        """As `fm.run`; `moved` remembers samples that other sessions have brought to the device."""
+        _check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
+        _check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
+        _check_settings(locals())
+        rounds, eval_every, seed, weight_decay = int(rounds), int(eval_every), int(seed), float(weight_decay)
+        local_steps, local_epochs, batch_size, checkpoint_every = (
+            None if v is None else int(v) for v in (local_steps, local_epochs, batch_size, checkpoint_every)
+        )
+        clip = None if clip is None else float(clip)
+        loss_ = Loss(loss)
+        device_ = _device(device)
+        check_declaration(algorithm)
+        selection.validate(len(data))
+        if availability is not None:
+            availability.validate(len(data))
+
+        task = Task(
+            model=FlatModel(model, device_, dtype, precision),
+            data=on_device(data, device_, moved),
+            loss=loss_,
+            seed=seed,
+            local_steps=local_steps,
+            local_epochs=local_epochs,
+            batch_size=batch_size,
+            weight_decay=weight_decay,
+            clip=clip,
+        )
+        check_fit(task)
+        info: dict[str, Any] = {
+            "algorithm": repr(algorithm),
+            "selection": repr(selection),
+            "availability": repr(availability),
+            "system": repr(system),
+            "clients": len(data),
+            "parameters": task.model.size,
+            "local_steps": local_steps,
+            "local_epochs": local_epochs,
+            "batch_size": batch_size,
+            "loss": loss_.name,
+            "lr_decay": {str(k): v for k, v in lr_decay.items()} if isinstance(lr_decay, Mapping) else lr_decay,
+            "weight_decay": weight_decay,
+            "clip": clip,
+            "on_bad_update": on_bad_update,
+            "seed": seed,
+            "dtype": str(dtype).removeprefix("torch."),
+            "precision": precision,
+            "rounds": rounds,
+            "device": str(device_),
+            "versions": {"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+        }
+        if out is not None:
+            info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
+        earlier = _earlier(out, resume, info)
+        with arithmetic(precision):
+            plan = self._plan(engine, task, algorithm, selection, rounds, earlier)
+        info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
+        task = replace(task, compiled=plan.compiled)
+        self.simulation = Simulation(
+            task=task,
+            algorithm=algorithm,
+            selector=selection,
+            plan=plan,
+            lr_decay=lr_decay,
+            on_bad_update=on_bad_update,
+            availability=availability,
+            system=system,
+            scratch=None if out is None else Path(out).absolute().parent,
+        )
+        self._target = _check_target(target, self.simulation)
+        if earlier is not None:
+            self.simulation.restore(earlier)
+        self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
+        self.task, self.info, self.rounds = task, info, rounds
+        self._out, self._eval_every, self._checkpoint_every = out, eval_every, checkpoint_every
+        self._first, self._fresh = self.simulation.t, earlier is None
+
+    @staticmethod
+    def _plan(
+        engine: str, task: Task, algorithm: Algorithm, selection: Selector, rounds: int, earlier: Result | None
+    ) -> Plan:
+        """How to compute: as the earlier part of the run did, else as asked or as measured."""
+        if earlier is not None:
+            before = earlier.info
+            if engine not in ("auto", before["engine"]):
+                raise ValueError(
+                    f"Cannot resume the run because its 'engine' is {before['engine']!r}, got {engine!r}; "
+                    "use a new folder"
+                )
+            return resumed_plan(task, before["engine"], before["chunk"], before["compiled"])
+        m = min(len(task.data), getattr(selection, "m", None) or len(task.data))
+        return choose_plan(engine, task, m, algorithm, rounds)
+
+    def play(self) -> Result:
+        """The whole run."""
+        if Progress.wanted():
+            self.watchers.append(Progress(type(self.simulation.algorithm).__name__))
+        with arithmetic(self.task.model.precision):
+            self.begin()
+            try:
+                while (steps := self.steps()) is not None:
+                    with repeatable(self.task) if self.simulation.t == self._first else nullcontext():
+                        record = self.simulation.drive(steps)
+                    self.after(record)
+            except KeyboardInterrupt:
+                return self.end(interrupted=True)
+            except DivergenceError as error:
+                error.result = self.result(interrupted=True)
+                raise
+            return self.end()
+
+    def begin(self) -> None:
+        for watcher in self.watchers:
+            watcher.on_start(self.rounds, self.simulation.t)
+
+    def steps(self) -> Steps[Record] | None:
+        """The next round, or None if there is none."""
+        simulation = self.simulation
+        if simulation.t >= self.rounds or (simulation.t > 0 and _met(self._target, simulation.history[-1])):
+            return None
+        t = simulation.t + 1
+        return simulation.steps(evaluate=t % self._eval_every == 0 or t == self.rounds)
+
+    def after(self, record: Record) -> None:
+        """Tell everyone of a round that was played, and save it if it is time."""
+        for watcher in self.watchers:
+            watcher.on_round(record)
+        every = self._checkpoint_every
+        if self._out is not None and every is not None and self.simulation.t % every == 0:
+            self.result().save(self._out)
+
+    def result(self, interrupted: bool = False) -> Result:
+        return self.simulation.result(self.info, interrupted)
+
+    def end(self, interrupted: bool = False) -> Result:
+        final = self.result(interrupted)
+        if self._out is not None and (self.simulation.t > self._first or self._fresh):
+            final.save(self._out)
+        for watcher in self.watchers:
+            watcher.on_end(final)
+        return final
+
+
+class _Function(Callback):
+    """A plain function of a record as a callback."""
+
+    def __init__(self, function: Callable[[Record], Any]) -> None:
+        self._function = function
+
+    def on_round(self, record: Record) -> None:
+        self._function(record)
+
+
+_KINDS = {
+    "model": (nn.Module, "a torch.nn.Module"),
+    "data": (FederatedData, "a fedmos.FederatedData"),
+    "algorithm": (Algorithm, "a fedmos.Algorithm"),
+    "selection": (Selector, "a fedmos.Selector"),
+    "availability": (Availability, "a fedmos.Availability or None"),
+    "system": (System, "a fedmos.System or None"),
+}
+
+
+def _check_kinds(**given: Any) -> None:
+    for name, value in given.items():
+        kind, words = _KINDS[name]
+        if not isinstance(value, kind):
+            got = f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
+            raise ValueError(f"run: '{name}' must be {words}, got {got}")
+    if "algorithm" in given:
+        require(type(given["algorithm"]).__name__, "lr", getattr(given["algorithm"], "lr", None), positive)
+
+
+def _is_decay(v: Any) -> bool:
+    if isinstance(v, Mapping):
+        return all(integer.test(key) and key >= 0 and positive.test(factor) for key, factor in v.items())
+    return positive.test(v)
+
+
+_RULES = {
+    "rounds": count,
+    "local_steps": count | none,
+    "local_epochs": count | none,
+    "batch_size": count | none,
+    "lr_decay": Rule("> 0, or factors > 0 by round", _is_decay),
+    "weight_decay": non_negative,
+    "clip": positive | none,
+    "eval_every": count,
+    "seed": integer,
+    "dtype": one_of(*_DTYPES),
+    "precision": one_of("tf32", "bf16") | none,
+    "engine": one_of("auto", "loop", "batched"),
+    "resume": boolean,
+    "checkpoint_every": count | none,
+    "on_bad_update": one_of("stop", "drop"),
+    "callbacks": Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
+    "out": Rule("a path or None", lambda v: v is None or isinstance(v, str | os.PathLike)),
+}
+
+
+def _check_settings(given: Mapping[str, Any]) -> None:
+    for name, rule in _RULES.items():
+        require("run", name, given[name], rule)
+    for callback in given["callbacks"] or ():
+        if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
+            raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {callback!r}")
+    if (given["local_steps"] is None) == (given["local_epochs"] is None):
+        got = "both" if given["local_steps"] is not None else "neither"
+        raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
+    if given["out"] is None and (given["resume"] or given["checkpoint_every"] is not None):
+        raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.zeros(1, device=chosen)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"run: 'device' must be 'auto' or a device of this machine, got {device!r}") from error
+    return chosen
+
+
+def _check_target(target: Mapping[str, float] | None, simulation: Simulation) -> Mapping[str, float]:
+    if target is None:
+        return {}
+    known = simulation.metrics()
+    if not isinstance(target, Mapping):
+        raise ValueError(f"run: 'target' must map metrics to numbers, got {target!r}")
+    for metric, value in target.items():
+        if metric not in known:
+            hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), known)
+            raise ValueError(f"run: 'target' must name one of {', '.join(known)}, got {metric!r}{hint}")
+        require("run", f"target[{metric!r}]", value, number)
+    return {metric: float(value) for metric, value in target.items()}
+
+
+def _met(target: Mapping[str, float], record: Record) -> bool:
+    return bool(target) and all(reached(name, getattr(record, name), value) for name, value in target.items())
+
+
+def _earlier(out: str | os.PathLike[str] | None, resume: bool, info: Mapping[str, Any]) -> Result | None:
+    """The saved state to continue from. A folder that holds anything else is refused before work begins."""
+    if out is None:
+        return None
+    if not may_hold_result(Path(out)):
+        raise FileExistsError(f"Cannot write the run to {out} because it holds something else; use a new folder")
+    if not (Path(out) / "result.json").exists():
+        Path(out).mkdir(parents=True, exist_ok=True)  # so that a folder that cannot be written to is noticed now
+        return None
+    if not resume:
+        raise FileExistsError(f"Cannot write the run to {out} because it exists; use resume=True or a new folder")
+    earlier = Result.load(out)
+    for field, value in info.items():
+        if field not in ("rounds", "device", "versions") and earlier.info.get(field) != value:
+            raise ValueError(
+                f"Cannot resume the run in {out} because its '{field}' is {earlier.info.get(field)!r}, got {value!r}; "
+                "use a new folder"
+            )
+    return earlier
