@@ -96,7 +96,8 @@ def main() -> None:
         result = subprocess.run([*command, "--only", name], check=True, capture_output=True, text=True)
         m = json.loads(result.stdout.splitlines()[-1])
         print(
-            f"| {name} | {m['seconds']:.1f} | {m['beyond']:.0f} | {m['held']:.0f} | {m['start']:.1f} | {m['whole']:.1f} |",
+            f"| {name} | {m['seconds']:.1f} | {m['beyond']:.0f} | {m['held']:.0f} | {m['start']:.1f} | "
+            f"{m['whole']:.1f} |",
             flush=True,
         )
 

@@ -538,6 +538,18 @@ def test_a_scheme_of_ones_own_cannot_write_into_the_data():
     assert y.flags.writeable
 
 
+def test_a_split_reads_as_a_sequence():
+    split = IID().split(labels([10]), 4, 0)
+    parts = [part.tolist() for part in split]
+    assert [len(part) for part in parts] == [3, 3, 2, 2]
+    assert split[-1].tolist() == parts[3]
+    assert [part.tolist() for part in split[1:3]] == parts[1:3]
+    assert [part.tolist() for part in reversed(split)] == parts[::-1]
+    for i in (4, -5):
+        with pytest.raises(IndexError):
+            split[i]
+
+
 # ------------------------------------------------------------------------------------- how skewed it is
 
 
@@ -850,6 +862,14 @@ def test_describe_reads_the_index_and_the_test_set():
     assert part.labels.total_variation == 0
 
 
+def test_describe_takes_labels_of_any_number():
+    """Two classes are two classes, whatever numbers they go by."""
+    found = federation([[3, 3], [10**15, 10**15, 3, 3], [10**15, 10**15]]).describe()
+    assert found.labels.per_client == pytest.approx(4 / 3)
+    assert found.labels.entropy_all == pytest.approx(1)
+    assert found.labels.total_variation == pytest.approx(1 / 3)
+
+
 def test_describe_without_classes(tmp_path):
     data = fm.FederatedData.from_arrays([(np.zeros((3, 1)), [0.5, 1.0, 2.0]), (np.zeros((1, 1)), [1.0])])
     found = data.describe()
@@ -1027,7 +1047,10 @@ def test_a_million_clients(scheme, seconds):
     if isinstance(scheme, IID | Dirichlet):
         assert np.ptp(split.sizes) <= 1
     began = time.process_time()
-    data = dataset(y).partition(scheme, clients=N, seed=0)
+    made = dataset(y)
+    if isinstance(scheme, Natural):
+        made = fm.Dataset("made", made.x_train, made.y_train % 10, owner=made.owner)
+    data = made.partition(scheme, clients=N, seed=0)
     assert len(data) == N
     assert str(data.describe())
     assert time.process_time() - began < seconds + 15

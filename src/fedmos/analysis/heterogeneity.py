@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,15 +119,16 @@ def _looked_at(clients: int | Sequence[int] | None, N: int, seed: int) -> Tensor
         lambda v: (
             v is None
             or count.test(v)
-            or (not isinstance(v, int | str) and len(v) > 0 and all(integer.test(i) and 0 <= i < N for i in v))
+            or (hasattr(v, "__len__") and len(v) > 0 and all(integer.test(i) and 0 <= i < N for i in v))
         ),
     )
     require("heterogeneity", "clients", clients, numbers)
-    if clients is None or (isinstance(clients, int) and clients >= N):
+    if clients is None:
         return torch.arange(N)
-    if isinstance(clients, int):
-        clients = choose(stream(seed, 0, 0, Purpose.PROBE), N, clients).tolist()
-    return torch.tensor(sorted({int(i) for i in clients}))
+    if count.test(clients):
+        m = min(int(clients), N)  # type: ignore[arg-type]
+        return choose(stream(seed, 0, 0, Purpose.PROBE), N, m).sort().values
+    return torch.tensor(sorted({int(i) for i in clients}))  # type: ignore[union-attr]
 
 
 def _gradients(task: Task, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +167,7 @@ def _measures(
 ) -> Heterogeneity:
     n = task.data.sizes[ids].to(own)
     p = task.data.importance[ids].to(own)
-    p = p / p.sum()
+    p = p / p.sum() if float(p.sum()) > 0 else torch.full_like(p, 1 / len(p))
     norms = (own**2).sum(1)
     spread = (squares - norms).clamp(min=0)  # of single samples
     B = n if task.batch_size is None else n.clamp(max=task.batch_size)
@@ -181,7 +183,7 @@ def _measures(
         G2=float(apart),
         gradient2=float(total),
         second_moment=float((variance + norms).max()),
-        dissimilarity=float(p @ norms / total),
+        dissimilarity=float(p @ norms / total) if float(total) > 0 else 1.0 if float(p @ norms) == 0 else math.inf,
         drift=drift,
         drift_shadow=shadow,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -68,7 +69,7 @@ class Dataset:
         Only those that bring a number of clients of their own (Natural, Flower's) can do without `clients`.
         """
         scheme = FromFlower(scheme) if is_flower(scheme) else scheme
-        if isinstance(scheme, type) or not hasattr(scheme, "split"):
+        if isinstance(scheme, type | str) or not hasattr(scheme, "split"):
             raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {scheme!r}")
         by_owner = getattr(scheme, "divides", "label") == "owner"
         if clients is not None or not getattr(scheme, "sets_clients", False):
@@ -87,14 +88,12 @@ class Dataset:
         if split.owners is not None and self.owners is not None:
             names = [self.owners[i] for i in split.owners]
         return FederatedData(
-            x=torch.from_numpy(self.x_train),
-            y=torch.from_numpy(self.y_train),
+            x=_tensor(self.x_train),
+            y=_tensor(self.y_train),
             index=torch.from_numpy(split.entries),
             offsets=torch.from_numpy(split.offsets),
             importance=importance_of(sizes),
-            test=None
-            if self.x_test is None or self.y_test is None
-            else (torch.from_numpy(self.x_test), torch.from_numpy(self.y_test)),
+            test=None if self.x_test is None or self.y_test is None else (_tensor(self.x_test), _tensor(self.y_test)),
             normalize=self.normalize,
             augment=self.augment,
             names=names,
@@ -106,6 +105,13 @@ class Dataset:
         if scheme is None and self.owner is None:
             raise ValueError(f"{who}: 'partition' must be given where samples do not say whose they are")
         return self.partition(Natural() if scheme is None else scheme, clients, seed)
+
+
+def _tensor(a: np.ndarray) -> torch.Tensor:
+    """The array as a tensor, without a copy. Arrays may be read-only: nothing here writes to samples."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(a)
 
 
 def _check(split: Split, clients: int | None, samples: int) -> None:

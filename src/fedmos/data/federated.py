@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 Arrays = tuple[Tensor, Tensor]
 
 
+@cache
+def _on(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept on the device: a copy from the host could not be part of a CUDA graph."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
 @dataclass(frozen=True)
 class Normalize:
     """(x / scale − mean) / std, per channel (axis 1) where mean and std are sequences; applied on use."""
@@ -30,9 +37,8 @@ class Normalize:
     scale: float = 255.0
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        def column(v: float | tuple[float, ...]) -> Tensor:
-            t = torch.tensor(v, dtype=dtype, device=x.device)
-            return t.view(-1, *[1] * (x.ndim - 2)) if t.ndim else t
+        def column(v: float | tuple[float, ...]) -> Tensor | float:
+            return _on(tuple(v), dtype, x.device).view(-1, *[1] * (x.ndim - 2)) if isinstance(v, Sequence) else v
 
         return (x.to(dtype) / self.scale - column(self.mean)) / column(self.std)
 
@@ -115,9 +121,9 @@ class FederatedData:
     def from_frame(
         cls,
         frame: Any,
-        client_column: str | None = None,
-        target_column: str | None = None,
-        input_columns: str | Sequence[str] | None = None,
+        client_column: Hashable | None = None,
+        target_column: Hashable | None = None,
+        input_columns: Hashable | Sequence[Hashable] | None = None,
         test: Any = None,
         partition: Partition | None = None,
         clients: int | None = None,
@@ -138,9 +144,9 @@ class FederatedData:
     def from_hf(
         cls,
         dataset: Any,
-        client_column: str | None = None,
-        target_column: str | None = None,
-        input_columns: str | Sequence[str] | None = None,
+        client_column: Hashable | None = None,
+        target_column: Hashable | None = None,
+        input_columns: Hashable | Sequence[Hashable] | None = None,
         test: Any = None,
         partition: Partition | None = None,
         clients: int | None = None,

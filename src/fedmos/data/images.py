@@ -26,6 +26,15 @@ def measure(source: str | os.PathLike[str]) -> tuple[bool, tuple[int, int]]:
         raise ValueError(f"not a sound image: {error}") from None
 
 
+def _plain(image_module: Any, image: Any, gray: bool) -> Any:
+    """The image with 8 bits of grey, or of red, green and blue."""
+    if image.mode.startswith("I"):  # 16 bits, of which Pillow would keep the lower ones
+        image = image_module.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+    if image.mode in ("P", "PA") and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("L" if gray or image.mode in _GREY else "RGB")
+
+
 def decode(source: bytes | str | os.PathLike[str], size: tuple[int, int] | None = None, gray: bool = False) -> Any:
     """(channels, height, width), uint8: one channel for grey images or if `gray`, else three; resized to `size`.
 
@@ -38,7 +47,7 @@ def decode(source: bytes | str | os.PathLike[str], size: tuple[int, int] | None 
             with image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 if image.width * image.height > _PIXELS:
                     raise ValueError(f"it has {image.width}×{image.height} pixels, more than {_PIXELS}")
-                image = image.convert("L" if gray or image.mode in _GREY else "RGB")
+                image = _plain(image_module, image, gray)
                 if size is not None and (image.height, image.width) != size:
                     image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
                 pixels = np.asarray(image)

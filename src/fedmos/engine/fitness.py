@@ -16,6 +16,11 @@ from .task import Task
 @torch.no_grad()
 def check_fit(task: Task) -> None:
     """Run a few samples through model and loss, and compare the labels with the outputs."""
+    if task.data.augment is not None and task.data.x.ndim != 4:
+        raise ValueError(
+            f"Cannot augment samples of shape {tuple(task.data.x.shape[1:])} because they are not images (channels, "
+            "height, width)"
+        )
     module = task.model.module.eval()
     # The last sample of some clients and the first of the next: classes differ there if they do anywhere.
     edges = task.data.offsets[1:3]

@@ -26,7 +26,8 @@ File = tuple[tuple[str, ...], Path]
 def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int] | None = None) -> Dataset:
     """Images in sorted order of their paths; the innermost folder names the class, one around it the owner."""
     require("from_folder", "size", size, _SIZE | none)
-    size = (size, size) if isinstance(size, int) else None if size is None else (int(size[0]), int(size[1]))
+    if size is not None:
+        size = (int(size), int(size)) if count.test(size) else (int(size[0]), int(size[1]))  # type: ignore[arg-type, index]
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(f"Cannot read {root} because it is not a folder")
@@ -39,8 +40,11 @@ def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int
             f"Cannot read {root} because its images do not all lie in CLASS/image or in CLIENT/CLASS/image; "
             + ("there are none" if not train else f"folders are {sorted(depths)} deep")
         )
+    for folders, path in test:
+        if not folders:
+            raise ValueError(f"Cannot read {path} because it lies in no folder that names its class")
     labels = sorted({folders[-1] for folders, _ in train})
-    strange = sorted({folders[-1] for folders, _ in test if folders} - set(labels))
+    strange = sorted({folders[-1] for folders, _ in test} - set(labels))
     if strange:
         raise ValueError(f"Cannot read {root} because test images have a class that training images lack: {strange[0]}")
     shape = _common_shape([path for _, path in train + test], size)
@@ -69,14 +73,20 @@ def _files(base: Path, root: Path) -> list[File]:
     found = []
     for folder, folders, files in os.walk(base):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            _stay(Path(folder) / name, inside)
         for name in sorted(files):
             path = Path(folder) / name
             if name.startswith(".") or path.suffix.lower() not in _IMAGES:
                 continue
-            if not path.resolve().is_relative_to(inside):
-                raise ValueError(f"Cannot read {path} because it is a link that leads out of {root}")
+            _stay(path, inside)
             found.append((path.relative_to(base).parts[:-1], path))
     return found
+
+
+def _stay(path: Path, inside: Path) -> None:
+    if not path.resolve().is_relative_to(inside):
+        raise ValueError(f"Cannot read {path} because it is a link that leads out of {inside}")
 
 
 def _common_shape(paths: list[Path], size: tuple[int, int] | None) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,11 @@ _WHO = "from_frame"
 
 
 def dataset_from_frame(
-    frame: Any, client: str | None, target: str | None, inputs: str | Sequence[str] | None, test: Any
+    frame: Any,
+    client: Hashable | None,
+    target: Hashable | None,
+    inputs: Hashable | Sequence[Hashable] | None,
+    test: Any,
 ) -> Dataset:
     table, tested = _table(frame, "frame"), None if test is None else _table(test, "test")
     columns = choose(_WHO, table, client, target, inputs)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..dataset import Dataset
 from ..partition import Fixed, Partition
@@ -17,9 +15,9 @@ _WHO = "from_hf"
 
 def dataset_from_hf(
     dataset: Any,
-    client: str | None,
-    target: str | None,
-    inputs: str | Sequence[str] | None,
+    client: Hashable | None,
+    target: Hashable | None,
+    inputs: Hashable | Sequence[Hashable] | None,
     test: Any,
     partition: Partition | None,
 ) -> tuple[Dataset, Partition | None]:
@@ -33,7 +31,7 @@ def dataset_from_hf(
         raise ValueError(f"{_WHO}: 'dataset' must be a datasets.Dataset or DatasetDict, got {type(dataset).__name__}")
     scheme = partition
     if is_flower(partition):
-        scheme = Fixed(rows_of(partition, dataset.add_column("fedmos_row", np.arange(len(dataset))), "fedmos_row"))
+        scheme = Fixed(rows_of(partition, dataset))
         used = getattr(partition, "_partition_by", None)
         if inputs is None and used not in (None, client, target) and used in dataset.column_names:
             dataset = dataset.remove_columns(used)  # it says who, not what

@@ -28,8 +28,9 @@ class ByClass:
 
     `size` is the number of samples per client: a number, or a range (low, high) drawn from uniformly
     (FedMoS's MNIST split is `ByClass(classes=2, size=(10, 50))`); None shares out everything, each
-    class in equal parts among the clients that hold it. A client's samples are divided among its
-    classes at random (`share="random"`, at least one each) or as evenly as possible (`"even"`).
+    class in equal parts among the clients that hold it (of more classes than places, some go unused).
+    A client's samples are divided among its classes at random (`share="random"`, at least one each) or
+    as evenly as possible (`"even"`).
     """
 
     classes: int
@@ -57,17 +58,18 @@ class ByClass:
         pools = pools_of(label, len(names), rng.permutation(len(labels)))
         supply = np.array([len(pool) for pool in pools])
         return deal(
-            pools, self._everything(rng, supply, clients) if self.size is None else self._sized(rng, supply, clients)
+            pools,
+            self._everything(rng, names, supply, clients) if self.size is None else self._sized(rng, supply, clients),
         )
 
     # Both give (clients, classes): how many samples of each class each client gets.
 
-    def _everything(self, rng: np.random.Generator, supply: np.ndarray, clients: int) -> np.ndarray:
+    def _everything(self, rng: np.random.Generator, names: np.ndarray, supply: np.ndarray, clients: int) -> np.ndarray:
         wants = np.zeros((clients, len(supply)), dtype=np.int64)
         held = self._holders(rng, len(supply), clients)
         for c, column in enumerate(held.T):
             who = np.flatnonzero(column)
-            enough(f"ByClass: class {c}", supply[c], len(who))
+            enough(f"ByClass: class {names[c]}", supply[c], len(who))
             wants[who, c] = np.diff(np.linspace(0, supply[c], len(who) + 1).astype(np.int64)) if len(who) else 0
         return wants
 

@@ -91,7 +91,8 @@ class DirichletByClass:
         names, label = coded(labels)
         rng = generator(seed, Purpose.PARTITION)
         pools = pools_of(label, len(names), rng.permutation(len(labels)))
-        attempts = min(self.attempts, max(10, 500_000 // clients))  # a crowd that fails ten times fails always
+        # An attempt costs time by classes and by clients; what fails so often fails always.
+        attempts = min(self.attempts, max(10, min(20_000 // len(names), 500_000 // clients)))
         for _ in range(attempts):
             counts = self._counts(rng, [len(pool) for pool in pools], clients)
             if counts.sum(1).min() >= self.least:
@@ -106,21 +107,25 @@ class DirichletByClass:
         held = np.zeros(clients)
         columns = []
         for size in sizes:
-            q = rng.dirichlet(np.full(clients, self.alpha)) * (held < sum(sizes) / clients)
-            total = q.sum()
-            cuts = (np.cumsum(q / total) * size).astype(np.int64) if total > 0 else np.zeros(clients, np.int64)
-            cuts[-1] = size  # rounding's last sample
-            columns.append(np.diff(cuts, prepend=0))
+            q = rng.dirichlet(np.full(clients, min(self.alpha, 1e12))) * (held < sum(sizes) / clients)
+            if not q.any():  # all that the draw favours have enough: another attempt
+                return np.zeros((clients, 1), dtype=np.int64)
+            if size < clients:  # rounding would decide alone
+                columns.append(rng.multinomial(size, q / q.sum()))
+            else:
+                cuts = (np.cumsum(q / q.sum()) * size).astype(np.int64)
+                cuts[np.flatnonzero(q)[-1] :] = size  # rounding's last sample
+                columns.append(np.diff(cuts, prepend=0))
             held += columns[-1]
         return np.stack(columns, axis=1)
 
 
 def _log_dirichlet(rng: np.random.Generator, concentration: np.ndarray, count: int) -> np.ndarray:
-    """(count, classes): logarithms, up to a constant per row, of Dirichlet draws; exact for the smallest α."""
+    """(count, classes): logarithms, up to a constant per row, of Dirichlet draws; sound for the smallest α."""
     shape = (count, len(concentration))
+    concentration = np.clip(concentration, 1e-290, 1e15)  # beyond that nothing changes, but overflows
     # Γ(α) ~ Γ(α + 1) · U^(1/α), whose logarithm does not underflow.
     log_gamma = np.log(rng.gamma(concentration + 1, size=shape)) + np.log1p(-rng.random(shape)) / concentration
-    log_gamma = np.maximum(log_gamma, -1e300)
     return np.asarray(log_gamma - log_gamma.max(1, keepdims=True))
 
 

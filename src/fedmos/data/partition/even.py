@@ -40,9 +40,11 @@ class QuantitySkew:
     def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
         enough("QuantitySkew", len(labels), clients, self.least)
         rng = generator(seed, Purpose.PARTITION)
+        skew = min(self.skew, 1e300)
         if self.law == "power":
-            exponent = -self.skew * np.log(rng.permutation(clients) + 1.0)
+            exponent = -skew * np.log(rng.permutation(clients) + 1.0)
         else:
-            exponent = self.skew * rng.normal(size=clients)
+            exponent = skew * rng.normal(size=clients)
+        exponent = np.clip(exponent, -1e300, 1e300)
         sizes = in_proportion(len(labels), np.exp(exponent - exponent.max()), self.least)
         return Split(rng.permutation(len(labels)), sizes)

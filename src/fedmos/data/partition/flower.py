@@ -35,7 +35,7 @@ class FromFlower:
     @property
     def dataset(self) -> Any:
         """The Hugging Face data set that the partitioner was given."""
-        if not self.partitioner.is_dataset_assigned():
+        if self.partitioner._dataset is None:
             raise ValueError("Cannot use the partitioner because it has no data set; set its 'dataset' first")
         return self.partitioner.dataset
 
@@ -43,7 +43,7 @@ class FromFlower:
         """`seed` has no part in it."""
         hf = needs("datasets", "datasets", "use Flower's partitioners")
         column = getattr(self.partitioner, "_partition_by", None) or "label"
-        split = rows_of(self.partitioner, hf.Dataset.from_dict({column: labels, "row": np.arange(len(labels))}), "row")
+        split = rows_of(self.partitioner, hf.Dataset.from_dict({column: labels}))
         if clients is not None and clients != len(split):
             raise ValueError(
                 f"Cannot make {clients} clients because the partitioner makes {len(split)}; leave 'clients' out"
@@ -51,21 +51,45 @@ class FromFlower:
         return split
 
 
-def rows_of(partitioner: Any, table: Any, row: str) -> Split:
-    """What a partitioner makes of a Hugging Face table, one of whose columns numbers its rows."""
+_ROW = "fedmos row number"
+
+
+def rows_of(partitioner: Any, table: Any) -> Split:
+    """What a partitioner makes of a Hugging Face table. One that has divided this very table before does so again."""
     held, partitioner._dataset = partitioner._dataset, None  # Flower's setter refuses a second table
-    original, partitioner = partitioner, copy.deepcopy(partitioner)
-    original._dataset = held
-    partitioner.dataset = table.with_format("numpy")
-    parts = (partitioner.load_partition(i) for i in range(partitioner.num_partitions))
     try:
-        return Split.of(part[row][:] for part in parts)
-    except KeyError:
+        worker = copy.deepcopy(partitioner)
+    finally:
+        partitioner._dataset = held
+    if held is not table:
+        _forget(worker)
+    worker.dataset = table.add_column(_ROW, np.arange(len(table))).with_format("numpy")
+    parts = []
+    try:
+        for i in range(worker.num_partitions):
+            part = worker.load_partition(i)
+            if _ROW not in part.column_names:
+                raise ValueError(
+                    f"Cannot use {type(worker).__name__} because it divides columns instead of samples; use another"
+                )
+            parts.append(np.asarray(part[_ROW][:], dtype=np.int64))
+    except IndexError:
         raise ValueError(
-            f"Cannot use {type(partitioner).__name__} because it divides columns instead of samples; use another"
+            f"Cannot divide {len(table)} samples among {worker.num_partitions} clients with "
+            f"{type(worker).__name__}; use fewer partitions"
         ) from None
+    return Split.of(parts)
+
+
+def _forget(partitioner: Any) -> None:
+    """Make a used partitioner as good as new: whatever it has found out of another table is dropped."""
+    for name, value in vars(partitioner).items():
+        if name.startswith("_partition_id_to"):
+            setattr(partitioner, name, {} if isinstance(value, dict) else False if isinstance(value, bool) else value)
+    if isinstance(getattr(partitioner, "_rng", None), np.random.Generator):
+        partitioner._rng = np.random.default_rng(seed=partitioner._seed)
 
 
 def is_flower(scheme: object) -> bool:
-    """Whether it looks like a Flower partitioner."""
-    return not isinstance(scheme, type) and all(hasattr(scheme, name) for name in ("load_partition", "num_partitions"))
+    """Whether it looks like a Flower partitioner. (Asking the object itself for its number would make it compute.)"""
+    return all(hasattr(type(scheme), name) for name in ("load_partition", "num_partitions", "dataset"))

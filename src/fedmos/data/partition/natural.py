@@ -32,23 +32,23 @@ class Natural:
     def split(self, labels: np.ndarray, clients: int | None, seed: int) -> Split:
         """`labels` are the owners, as numbers; `clients=None` takes them all."""
         rng = generator(seed, Purpose.PARTITION)
-        held = np.bincount(labels)
+        numbers, owner, held = np.unique(labels, return_inverse=True, return_counts=True)
         owners = np.flatnonzero(held >= self.least)
         if clients is not None and clients > len(owners):
             raise ValueError(
-                f"Cannot make {clients} clients because {len(owners)} of {np.count_nonzero(held)} owners have "
+                f"Cannot make {clients} clients because {len(owners)} of {len(held)} owners have "
                 f"{self.least} samples or more; use fewer clients or a smaller 'least'"
             )
         if clients is not None and clients < len(owners):
             owners = np.sort(rng.choice(owners, clients, replace=False))
         if not len(owners):
             raise ValueError(f"Cannot make clients because no owner has {self.least} samples; use a smaller 'least'")
-        by_owner = np.argsort(labels, kind="stable")
+        by_owner = np.argsort(owner, kind="stable")
         if self.most is not None:
             shuffled = rng.permutation(len(labels))
-            by_owner = shuffled[np.argsort(labels[shuffled], kind="stable")]
+            by_owner = shuffled[np.argsort(owner[shuffled], kind="stable")]
         sizes = held[owners] if self.most is None else held[owners].clip(max=self.most)
         starts = (np.cumsum(held) - held)[owners]
         before = np.cumsum(sizes) - sizes
         index = by_owner[np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))]
-        return Split(index, sizes, owners)
+        return Split(index, sizes, numbers[owners])

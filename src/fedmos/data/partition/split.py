@@ -25,8 +25,8 @@ class Split(Sequence[Index]):
 
     @classmethod
     def of(cls, parts: Iterable[Any]) -> Split:
-        """From an array per client."""
-        arrays = [np.asarray(part, dtype=np.int64).reshape(-1) for part in parts]
+        """From an array of sample numbers per client."""
+        arrays = [_numbers(part, i) for i, part in enumerate(_listed(parts))]
         entries = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
         return cls(entries, np.array([len(a) for a in arrays], dtype=np.int64))
 
@@ -48,6 +48,25 @@ class Split(Sequence[Index]):
             raise IndexError(i)
         i %= len(self)
         return self.entries[self.offsets[i] : self.offsets[i + 1]]
+
+
+def _listed(parts: Any) -> Iterable[Any]:
+    try:
+        return list(parts)
+    except TypeError:
+        raise ValueError(f"partition: the split must be an array of samples for each client, got {parts!r}") from None
+
+
+def _numbers(part: Any, client: int) -> Index:
+    try:
+        a = np.asarray(part)
+    except ValueError:
+        a = np.empty((0, 0))
+    if a.ndim != 1 or (a.dtype.kind not in "iu" and a.size):
+        raise ValueError(
+            f"partition: the samples of client {client} must be a list of integers, got {a.dtype} of shape {a.shape}"
+        )
+    return a.astype(np.int64)
 
 
 class Partition(Protocol):
