@@ -1,12 +1,14 @@
 """Small federations that many tests share."""
 
 import os
+import tempfile
 
 import pytest
 import torch
 
 import fedmos as fm
 
+os.environ["FEDMOS_CACHE"] = tempfile.mkdtemp(prefix="fedmos-tests-")  # what tests time is theirs
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network
 torch.set_num_threads(1)  # the suite runs in two processes
 

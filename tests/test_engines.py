@@ -9,7 +9,7 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.dropout import StreamDropout
-from fedmos.engine import batched, loop
+from fedmos.engine import batched, loop, plan
 from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.clients import ClientStore
 from fedmos.engine.task import Task
@@ -239,10 +239,68 @@ def test_what_cannot_be_vectorised_runs_in_the_loop(quick, caplog):
         quick(model=Branching(), engine="batched")
 
 
-def test_auto_takes_the_loop_for_large_models_on_a_cpu(quick):
-    assert quick().info["engine"] == "batched"
-    large = nn.Sequential(nn.Flatten(), nn.Linear(64, 3000), nn.Linear(3000, 10))
-    assert quick(model=large, rounds=1, device="cpu").info["engine"] == "loop"
+def test_auto_takes_what_is_fastest_and_remembers_it(quick, tmp_path, monkeypatch):
+    """Timings are made up: what counts is that the fastest wins, that it is said why, and that it is not timed again."""
+    monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
+    for fastest, times in (("loop", [0.001, 0.5]), ("batched", [0.5, 0.001])):
+        made_up = iter(times)
+        monkeypatch.setattr(plan, "_time", lambda work, made_up=made_up: next(made_up))
+        model = fm.models.mlp(features=64) if fastest == "loop" else fm.models.cnn_digits()
+        result = quick(model=model)
+        assert result.info["engine"] == fastest
+        assert "ms a cohort step" in result.info["engine_why"]
+        assert quick(model=model, seed=1).info["engine"] == fastest  # no timing is left to take
+
+
+def test_auto_compiles_only_what_earns_it(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
+    monkeypatch.setattr(plan, "_time", lambda work: 0.02)
+    monkeypatch.setattr(plan, "_measure_compiled", lambda task, ids: {"compiled": 0.001})
+    monkeypatch.setattr(plan, "can_compile", lambda device: True)
+    task = how_of(quick)
+    assert not plan.choose_plan("auto", task, 4, rounds=10).compiled
+    assert plan.choose_plan("auto", task, 4, rounds=10_000).compiled
+    assert not plan.choose_plan("auto", task, 4, rounds=10).compiled  # known to be faster, but not worth its time
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    assert plan.choose_plan("loop", task, 4).compiled
+    monkeypatch.setenv("FEDMOS_ENGINE", "fast")
+    with pytest.raises(ValueError, match="FEDMOS_ENGINE must be 'loop', 'batched' or 'compiled', got 'fast'"):
+        plan.choose_plan("auto", task, 4)
+
+
+def how_of(quick) -> Task:
+    return task(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 3)), local_steps=2, batch_size=4)
+
+
+def test_compiled_programs_compute_the_same(quick, monkeypatch):
+    """Dropout and augmentation included, in both precisions."""
+    data = fm.datasets.load("digits").declare(augment=fm.Augment(crop=1)).partition(fm.partition.IID(), 8, seed=0)
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        how = {"model": fm.models.cnn_digits(dropout=True), "data": data, "dtype": dtype, "batch_size": 8}
+        plain = quick(**how, engine="loop").params
+        monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+        result = quick(**how)
+        monkeypatch.delenv("FEDMOS_ENGINE")
+        assert result.info["compiled"]
+        assert float((result.params - plain).norm() / plain.norm()) < bound
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_change_rounding_at_most(quick, monkeypatch, chunk):
+    how = {"engine": "batched", "dtype": torch.float64, "algorithm": fm.Scaffold(lr=0.1), "local_steps": 3}
+    whole = quick(**how)
+    monkeypatch.setattr(plan, "_chunk", lambda task, m: chunk)
+    parts = quick(**how)
+    assert parts.info["chunk"] == chunk
+    assert torch.allclose(whole.params, parts.params, rtol=0, atol=1e-12)
+    assert parts.history[-1].cohort == whole.history[-1].cohort
+
+
+def test_many_clients_of_a_large_model_are_cut_by_memory(monkeypatch):
+    large = task(nn.Sequential(nn.Linear(1, 1000), nn.Linear(1000, 3)), local_steps=1, batch_size=2)
+    assert plan._chunk(large, 4) == 4
+    monkeypatch.setattr(plan, "_total_memory", lambda device: 10**6)
+    assert plan._chunk(large, 4) == 1
 
 
 class Twice(nn.Module):

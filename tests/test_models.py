@@ -14,6 +14,7 @@ from torch.func import functional_call, grad, vmap
 import fedmos as fm
 from fedmos import catalogue, metrics
 from fedmos.engine.batched import Batched
+from fedmos.engine.batches import Chunk
 from fedmos.engine.loop import Loop
 from fedmos.engine.task import Task
 from fedmos.losses import PADDING, Loss
@@ -395,8 +396,8 @@ def test_classes_are_on_axis_1():
 def test_engines_agree_on_padded_sequences():
     task = padded_task()
     y = task.model.initial()
-    together = Batched(task, torch.arange(2), 0)
-    alone = [Loop(task, torch.tensor([i]), 0) for i in range(2)]
+    together = Batched(task, Chunk.of(task, torch.arange(2)), 0)
+    alone = [Loop(task, Chunk.of(task, torch.tensor([i])), 0) for i in range(2)]
     assert torch.allclose(together.full(y), torch.stack([grad.full(y) for grad in alone]), rtol=0, atol=1e-14)
     assert torch.allclose(together.reported(), torch.cat([grad.reported() for grad in alone]), rtol=0, atol=1e-14)
     assert not together.full(y).view(2, 4, -1)[:, 3].any()  # a sample that is all padding teaches nothing

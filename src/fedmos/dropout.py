@@ -7,10 +7,29 @@ sample from a buffer; the engine puts the keys of the current batch there.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from .rng import fold, uniform
+
+
+# An operator, so that compilers leave it alone: PyTorch's for CPUs (2.13) gets the hash wrong.
+@torch.library.custom_op("fedmos::kept", mutates_args=())
+def _kept(key: Tensor, count: int, p: float) -> Tensor:
+    """Key (…,) → (…, count): which numbers are kept."""
+    return uniform(fold(key.unsqueeze(-1), torch.arange(count, device=key.device))) >= p
+
+
+@_kept.register_fake
+def _(key: Tensor, count: int, p: float) -> Tensor:
+    return key.new_empty((*key.shape, count), dtype=torch.bool)
+
+
+@_kept.register_vmap
+def _(info: Any, in_dims: Any, key: Tensor, count: int, p: float) -> Any:
+    return torch.ops.fedmos.kept(key.movedim(in_dims[0], 0), count, p), 0
 
 
 class StreamDropout(nn.Module):
@@ -38,8 +57,7 @@ class StreamDropout(nn.Module):
         key = fold(self.key, self.calls)
         self.calls += 1
         shape = x.shape[1:2] if self.channels else x.shape[1:]
-        counter = torch.arange(shape.numel(), device=x.device)
-        kept = uniform(fold(key.unsqueeze(-1), counter)) >= self.p
+        kept: Tensor = torch.ops.fedmos.kept(key, shape.numel(), self.p)
         kept = kept.view(-1, *shape, *[1] * (x.ndim - 1 - len(shape)))
         return torch.where(kept, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
 

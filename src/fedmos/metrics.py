@@ -8,11 +8,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .algorithm import Vectors
+from .engine.graphs import Graphs
 from .engine.task import Task
 from .losses import per_sample
 
 _SAMPLES_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**26
+_RECORDED = 64
+"""An evaluation of at most so many batches is recorded as one CUDA graph."""
 
 Metrics = dict[str, float]
 
@@ -34,24 +38,45 @@ class Evaluator:
         self._task = task
         data = task.data
         self._weight = (data.importance / data.sizes).repeat_interleave(data.sizes).to(task.model.device)
+        self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
+        self._at_once: int | None = None
 
     def __call__(self, x: Tensor) -> Metrics:
-        task = self._task
-        with evaluation(task):
-            entries, at_once = torch.arange(len(self._weight), device=x.device), samples_at_once(task, x)
-            train = self._sums(x, (task.samples(part) for part in entries.split(at_once)), self._weight)
-            metrics = {f"train_{name}": value for name, value in train.items()}
-            if task.data.test is not None:
-                inputs, targets = task.data.test
-                parts = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-                weight = torch.full((len(targets),), 1 / len(targets), dtype=torch.float64, device=x.device)
-                test = self._sums(x, ((task.inputs(i), task.targets(t)) for i, t in parts), weight)
-                metrics["test_loss"] = test["loss"]
-                if "accuracy" in test:
-                    metrics["accuracy"] = test["accuracy"]
-            return metrics
+        with evaluation(self._task), torch.no_grad():
+            if self._at_once is None:
+                self._at_once = samples_at_once(self._task, x)
+            if self._graphs is None or len(self._weight) > _RECORDED * self._at_once:
+                sums = self._measure(x)
+            else:
+                sums = self._graphs.run("evaluation", self._measure, x)
+            values = torch.stack(list(sums.values())).tolist()
+            return dict(zip(sums, values, strict=True))
 
-    def _sums(self, x: Tensor, parts: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> Metrics:
+    def names(self) -> list[str]:
+        """The metrics this task can measure."""
+        task = self._task
+        with evaluation(task), torch.no_grad():
+            inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+            kinds = ["loss", *(["accuracy"] if has_classes(task.model(task.model.initial(), inputs), targets) else [])]
+        tests = [] if task.data.test is None else ["test_loss", *kinds[1:]]
+        return [f"train_{kind}" for kind in kinds] + tests
+
+    def _measure(self, x: Tensor) -> Vectors:
+        task, at_once = self._task, self._at_once or _SAMPLES_AT_ONCE
+        entries = torch.arange(len(self._weight), device=x.device)
+        train = self._sums(x, (task.samples(part) for part in entries.split(at_once)), self._weight)
+        sums = {f"train_{name}": value for name, value in train.items()}
+        if task.data.test is not None:
+            inputs, targets = task.data.test
+            parts = zip(inputs.split(at_once), targets.split(at_once), strict=True)
+            weight = torch.full((len(targets),), 1 / len(targets), dtype=torch.float64, device=x.device)
+            test = self._sums(x, ((task.inputs(i), task.targets(t)) for i, t in parts), weight)
+            sums["test_loss"] = test["loss"]
+            if "accuracy" in test:
+                sums["accuracy"] = test["accuracy"]
+        return sums
+
+    def _sums(self, x: Tensor, parts: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> Vectors:
         """Weighted sums of loss and hits over batches of (inputs, targets)."""
         loss = torch.zeros((), dtype=torch.float64, device=x.device)
         hits: Tensor | None = torch.zeros_like(loss)
@@ -60,13 +85,13 @@ class Evaluator:
             w = weight[start : start + len(targets)]
             start += len(targets)
             outputs = self._task.model(x, inputs)
-            loss += (w * self._task.loss.each_or_loop(outputs, targets).to(torch.float64)).sum()
+            loss = loss + (w * self._task.loss.each_or_loop(outputs, targets).to(torch.float64)).sum()
             if hits is None or not has_classes(outputs, targets):
                 hits = None
             else:
                 right = (outputs.argmax(1) == targets).to(torch.float64)
-                hits += (w * per_sample(right, targets)).sum()
-        return {"loss": float(loss)} | ({} if hits is None else {"accuracy": float(hits)})
+                hits = hits + (w * per_sample(right, targets)).sum()
+        return {"loss": loss} | ({} if hits is None else {"accuracy": hits})
 
 
 def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

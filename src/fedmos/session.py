@@ -19,10 +19,12 @@ from .callbacks import Callback, Progress
 from .data.federated import FederatedData
 from .engine import Plan, choose_plan, resumed_plan
 from .engine.fitness import check_fit, repeatable
+from .engine.memory import keep_memory
 from .engine.rounds import Decay, DivergenceError, Simulation, Steps, check_declaration
 from .engine.task import Moved, Task, on_device
 from .history import METRICS, Record, reached
 from .losses import Loss, LossFunction
+from .metrics import Evaluator
 from .params import FlatModel
 from .precision import Precision, arithmetic
 from .result import Result, may_hold_result
@@ -84,9 +86,11 @@ class Session:
         if availability is not None:
             availability.validate(len(data))
 
+        if device_.type == "cpu":
+            keep_memory()
         task = Task(
             model=FlatModel(model, device_, dtype, precision),
-            data=on_device(data, device_, moved),
+            data=on_device(data, device_, dtype, moved),
             loss=loss_,
             seed=seed,
             local_steps=local_steps,
@@ -120,6 +124,7 @@ class Session:
         }
         if out is not None:
             info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
+        self._target = _check_target(target, Evaluator(task).names())
         earlier = _earlier(out, resume, info)
         with arithmetic(precision):
             plan = self._plan(engine, task, algorithm, selection, rounds, earlier)
@@ -136,7 +141,6 @@ class Session:
             system=system,
             scratch=None if out is None else Path(out).absolute().parent,
         )
-        self._target = _check_target(target, self.simulation)
         if earlier is not None:
             self.simulation.restore(earlier)
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
@@ -291,10 +295,9 @@ def _device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def _check_target(target: Mapping[str, float] | None, simulation: Simulation) -> Mapping[str, float]:
+def _check_target(target: Mapping[str, float] | None, known: list[str]) -> Mapping[str, float]:
     if target is None:
         return {}
-    known = simulation.metrics()
     if not isinstance(target, Mapping):
         raise ValueError(f"run: 'target' must map metrics to numbers, got {target!r}")
     for metric, value in target.items():

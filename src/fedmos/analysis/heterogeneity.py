@@ -98,7 +98,7 @@ def heterogeneity(
     device = torch.device(device)
     task = Task(
         model=FlatModel(model, device, dtype),
-        data=on_device(data, device),
+        data=on_device(data, device, dtype),
         loss=Loss(loss),
         seed=seed,
         local_steps=local_steps,

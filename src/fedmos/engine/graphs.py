@@ -33,14 +33,15 @@ class Graphs:
         if made is None:
             return body(inputs)
         graph, held, outputs = made
-        torch._foreach_copy_(held, given)
+        for to, value in zip(held, given, strict=True):
+            to.copy_(value, non_blocking=True)
         graph.replay()
         return outputs  # type: ignore[no-any-return]
 
     def _record(
         self, key: Hashable, body: Callable[[Any], Any], given: list[Tensor], spec: Any
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None:
-        held = [v.clone() for v in given]
+        held = [v.to(self._device, copy=True) for v in given]
         inputs = tree_unflatten(held, spec)
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))

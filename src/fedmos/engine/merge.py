@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithm import Context, Vectors
+from ..algorithm import Vectors
 from ..data.federated import FederatedData
 from .rounds import Simulation
 from .task import Task
@@ -60,45 +60,47 @@ class Together:
         sizes = [len(job.ids) for _, job in jobs]
         done = self._crew.do(self._job(jobs, torch.tensor(sizes)))
 
-        def cut(v: Tensor) -> tuple[Tensor, ...]:
-            return v.split(sizes)
+        def cut(v: Tensor) -> list[Tensor]:
+            return list(v.split(sizes))
 
         def cut_all(vectors: Vectors) -> list[Vectors]:
             return [{name: cut(v)[i] for name, v in vectors.items()} for i in range(len(jobs))]
 
-        columns = (cut_all(done.uploads), cut_all(done.own), cut(done.finite), cut(done.losses), cut(done.samples))
+        columns: tuple[list[Any], ...] = (
+            cut_all(done.uploads),
+            cut_all(done.own),
+            [{} for _ in jobs],
+            cut(done.finite),
+            cut(done.losses),
+            cut(done.samples),
+        )
         return [Done(*row) for row in zip(*columns, strict=True)]
 
     def _job(self, jobs: Sequence[tuple[int, Job]], sizes: Tensor) -> Job:
-        first = jobs[0][1]
-        device, dtype = first.x.device, first.x.dtype
-        count = sizes.to(device)
+        first, total = jobs[0][1], int(sizes.sum())
+        count = sizes.to(first.x.device)
 
         def rows(values: Sequence[Tensor]) -> Tensor:
             """A vector per run as a row per client."""
-            return torch.stack(list(values)).repeat_interleave(count, dim=0, output_size=int(sizes.sum()))
+            return torch.stack(list(values)).repeat_interleave(count, dim=0, output_size=total)
 
-        def column(values: Sequence[Any]) -> Tensor:
-            return rows([torch.as_tensor(v, dtype=dtype).to(device).reshape(1) for v in values])
+        def each(values: Sequence[float]) -> Tensor:
+            """A number per run as a number per client."""
+            return torch.tensor(values, dtype=torch.float64).repeat_interleave(sizes)
 
-        ctx = Context(
-            t=first.ctx.t,
-            lr=column([job.ctx.lr for _, job in jobs]),
-            N=first.ctx.N,
-            S=first.ctx.S,
-            W=column([job.ctx.W for _, job in jobs]),  # type: ignore[arg-type]
-        )
         return Job(
             phase=first.phase,
             ids=torch.cat([job.ids + self._base[number] for number, job in jobs]),
-            ctx=ctx,
+            ctx=first.ctx,
+            lr=each([float(job.lr) for _, job in jobs]),
+            W=each([float(job.W) for _, job in jobs]),
             x=rows([job.x for _, job in jobs]),
             msg={name: rows([job.msg[name] for _, job in jobs]) for name in first.msg},
             own={name: torch.cat([job.own[name] for _, job in jobs]) for name in first.own},
             last=torch.cat([job.last for _, job in jobs]),
+            factors={},
             fields={
-                name: column([getattr(self._runs[number].algorithm, name) for number, _ in jobs])
-                for name in self._fields
+                name: each([getattr(self._runs[number].algorithm, name) for number, _ in jobs]) for name in self._fields
             },
         )
 

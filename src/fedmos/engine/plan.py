@@ -1,7 +1,7 @@
 """Which way of computing is fastest here, decided once, before round 0, by measuring.
 
-What was measured is remembered on the machine (`$FEDMOS_CACHE`, default ~/.cache/fedmos, engines.json), so that the same
-job is always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides: "loop", "batched" or
+What was measured is remembered on the machine (engines.json in `$FEDMOS_CACHE`, default ~/.cache/fedmos), so that the
+same job is always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides: "loop", "batched" or
 "compiled".
 """
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
+import torch._inductor
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
@@ -35,26 +36,23 @@ class Program:
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
         if not self.compiled:
-            return vmap(self._gradient)(*arguments)  # type: ignore[no-any-return]
+            return vmap(grad_and_value(self._weighted))(*arguments)
         shape = tuple((a.shape, a.stride()) for a in arguments), self._model.module.training
         if shape not in self._made:
             self._made[shape] = self._compile(*arguments)
         return self._made[shape](*arguments)
 
-    @property
-    def _gradient(self) -> Callable[..., Values]:
-        def weighted(y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None = None) -> Tensor:
-            return (weight * self._loss.each(self._model(y, inputs, keys), targets)).sum()
-
-        return grad_and_value(weighted)  # type: ignore[no-any-return]
+    def _weighted(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor) -> Tensor:
+        return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()
 
     def _compile(self, *arguments: Tensor) -> Callable[..., Values]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         began = perf_counter()
-        traced = make_fx(vmap(self._gradient))(*arguments)
-        program: Callable[..., Values] = torch.compile(traced, fullgraph=True, dynamic=False)
+        traced = make_fx(vmap(grad_and_value(self._weighted)))(*arguments)
         with torch.no_grad():
+            # The compiler behind torch.compile, called directly: there is nothing left for its front end to find out.
+            program: Callable[..., Values] = torch._inductor.compile(traced, list(arguments))
             program(*arguments)
         self.seconds += perf_counter() - began
         return program

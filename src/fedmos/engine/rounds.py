@@ -236,11 +236,6 @@ class Simulation:
         asked = choice.numbers_up * self.wire.number + choice.vectors_up * self.wire.vector
         return len(choice.cohort.ids) * each + asked
 
-    def metrics(self) -> list[str]:
-        """The metrics this federation can measure."""
-        with torch.no_grad():
-            return list(self.evaluator(self.x))
-
     def result(self, info: dict[str, Any], interrupted: bool) -> Result:
         """Everything there is to know, on the CPU."""
         return Result(
@@ -267,7 +262,7 @@ class Simulation:
             self.clock.now = self.history[-1].clock or 0.0
 
     def _context(self, cohort: Cohort) -> Context:
-        lr = torch.tensor(self._lr(self.t), dtype=self.task.model.dtype, device=self.task.model.device)
+        lr = torch.full((), self._lr(self.t), dtype=self.task.model.dtype, device=self.task.model.device)
         return Context(t=self.t, lr=lr, N=len(self.task.data), S=len(cohort.ids), W=float(cohort.weights.sum()))
 
     def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, phase: Phase, admit: Admit) -> Steps[Visit]:
@@ -277,15 +272,29 @@ class Simulation:
         sums = {name: torch.zeros_like(self.x) for name in reduce}
         states, kept, losses = [], [], []
         for ids in self.crew.chunks(cohort.ids):
-            done = yield Job(phase, ids, ctx, self.x, msg, self.clients.read(ids), self.clients.last[ids])
+            factors = {name: self._factors(rule, ids, weight) for name, (_, rule) in reduce.items()}
+            done = yield Job(
+                phase=phase,
+                ids=ids,
+                ctx=ctx,
+                lr=torch.tensor([self._lr(self.t)], dtype=torch.float64),
+                W=torch.tensor([ctx.W], dtype=torch.float64),
+                x=self.x,
+                msg=msg,
+                own=self.clients.read(ids),
+                last=self.clients.last[ids],
+                factors=factors,
+            )
             good = self._good(ids, done.finite, admit(ids, done.samples))
             chosen = slice(None) if bool(good.all()) else good.nonzero().flatten().to(self.x.device)
             states.append((ids[good], {name: v[chosen].clone() for name, v in done.own.items()}))
             losses.append(done.losses[good])
             kept += ids[good].tolist()
-            for name, (upload, rule) in reduce.items():
-                factors = self._factors(rule, ids[good], weight)
-                sums[name] = _add_rows(sums[name], factors, done.uploads[upload][chosen])
+            for name, (upload, _) in reduce.items():
+                if done.sums and bool(good.all()):
+                    sums[name] = sums[name] + done.sums[name]
+                else:
+                    sums[name] = _add_rows(sums[name], factors[name][good], done.uploads[upload][chosen])
         # Where clients were left out, the others' weights are scaled up to the same sum.
         W = sum(weight[i] for i in kept)
         mean = 1 / W if W else 0.0
@@ -299,15 +308,12 @@ class Simulation:
             losses=torch.cat(losses),
         )
 
-    def _factors(self, rule: str, ids: Tensor, weight: Mapping[int, float]) -> list[float]:
-        """What each client's upload is multiplied by."""
+    def _factors(self, rule: str, ids: Tensor, weight: Mapping[int, float]) -> Tensor:
+        """(M,), float64: what each client's upload is multiplied by."""
         if rule == "p":
-            return self.task.data.importance[ids].tolist()  # type: ignore[no-any-return]
-        own = [weight[i] for i in ids.tolist()]
-        if rule != "avg/K":
-            return own
-        K = self.task.steps(self.task.data.sizes[ids]).tolist()
-        return [w / k for w, k in zip(own, K, strict=True)]
+            return self.task.data.importance[ids]
+        own = torch.tensor([weight[i] for i in ids.tolist()], dtype=torch.float64)
+        return own / self.task.steps(self.task.data.sizes[ids]) if rule == "avg/K" else own
 
     def _good(self, ids: Tensor, finite: Tensor, admitted: Tensor) -> Tensor:
         """(M,): who of those admitted sent finite vectors. Stops the run at others if so told."""
@@ -320,11 +326,11 @@ class Simulation:
         return admitted & finite
 
 
-def _add_rows(total: Tensor, factors: list[float], rows: Tensor) -> Tensor:
+def _add_rows(total: Tensor, factors: Tensor, rows: Tensor) -> Tensor:
     """total + Σ factor · row: row after row on a CPU, so that chunks and engines round alike; at once on a GPU."""
     if rows.device.type != "cpu":
-        return total + torch.tensor(factors, dtype=rows.dtype).to(rows.device) @ rows
-    for factor, row in zip(factors, rows, strict=True):
+        return total + factors.to(rows.device, rows.dtype) @ rows
+    for factor, row in zip(factors.tolist(), rows, strict=True):
         total = total + factor * row
     return total
 

@@ -43,6 +43,16 @@ class Task:
         return stream(seeds[ids], t, numbers[ids], purpose, ids.device)
 
     @cached_property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Where each client's data begins, how many samples it has, and its importance, on the run's device."""
+        data, device = self.data, self.model.device
+        return data.offsets[:-1].to(device), data.sizes.to(device), data.importance.to(device)
+
+    @cached_property
+    def most_samples(self) -> int:
+        return int(self.data.sizes.max())
+
+    @cached_property
     def least_steps(self) -> int:
         """The smallest K_i of the federation."""
         return int(self.steps(self.data.sizes.min()))
@@ -74,24 +84,37 @@ class Task:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
 
 
-Moved = dict[tuple[int, torch.Size], Tensor]
-"""Tensors on the device by where they came from."""
+Moved = dict[object, Tensor]
+"""Tensors on the device by what they were made of."""
+
+_PREPARED = 2**30
+"""Bytes: samples that take no more than this when normalised are normalised once, not batch by batch."""
 
 
-def on_device(data: FederatedData, device: torch.device, moved: Moved | None = None) -> FederatedData:
+def on_device(
+    data: FederatedData, device: torch.device, dtype: torch.dtype, moved: Moved | None = None
+) -> FederatedData:
     """The same federation with its samples on `device` (sizes and importances stay on the CPU).
 
-    Samples that are in `moved` already are not brought twice.
+    Samples that are in `moved` already are not brought twice. Few enough, they are kept as the model gets them; images
+    that are to be augmented stay as they are.
     """
     moved = {} if moved is None else moved
+    tests = [] if data.test is None else [data.test[0]]
+    size = sum(v.numel() for v in (data.x, *tests)) * dtype.itemsize
+    prepare = data.normalize is not None and data.augment is None and size <= _PREPARED
 
-    def move(v: Tensor) -> Tensor:
-        return moved.setdefault((v.data_ptr(), v.shape), v.to(device))
+    def move(v: Tensor, inputs: bool = False) -> Tensor:
+        made_of = (v.data_ptr(), v.shape, v.stride(), (data.normalize, dtype) if inputs else None)
+        if made_of not in moved:
+            moved[made_of] = data.inputs(v.to(device), dtype) if inputs else v.to(device)
+        return moved[made_of]
 
     return replace(
         data,
-        x=move(data.x),
+        x=move(data.x, prepare),
         y=move(data.y),
         index=None if data.index is None else data.index.to(device),
-        test=None if data.test is None else (move(data.test[0]), move(data.test[1])),
+        test=None if data.test is None else (move(data.test[0], prepare), move(data.test[1])),
+        normalize=None if prepare else data.normalize,
     )

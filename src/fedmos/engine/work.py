@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -40,29 +40,39 @@ class Plan:
 
 
 class Job(NamedTuple):
-    """A chunk of clients, and what they are given."""
+    """A chunk of clients, and what they are given. Numbers are float64 on the CPU, vectors on the run's device.
+
+    Where several runs work together, x and the vectors of msg are (M, D) instead of (D,), and lr and W have M entries.
+    """
 
     phase: Phase
     ids: Tensor
     """(M,), on the CPU."""
     ctx: Context
+    lr: Tensor
+    """(1,)."""
+    W: Tensor
+    """(1,)."""
     x: Tensor
     msg: Vectors
     own: Vectors
     """(M, D) each."""
     last: Tensor
     """(M,), on the CPU."""
+    factors: Vectors
+    """For each sum, what the clients' uploads are multiplied by, (M,)."""
     fields: Vectors = {}
-    """Fields of the algorithm that differ between clients, (M, 1) each; where there are any, x and the vectors of msg
-    are (M, D), and lr and W of ctx are (M, 1)."""
+    """Fields of the algorithm that differ between clients, (M,) each."""
 
 
 class Done(NamedTuple):
-    """What came of a job; all but uploads and state are on the CPU."""
+    """What came of a job; all but uploads, state and sums are on the CPU."""
 
     uploads: Vectors
     """(M, D) each."""
     own: Vectors
+    sums: Vectors
+    """Σ factor · upload over all clients, where it was computed at once."""
     finite: Tensor
     losses: Tensor
     samples: Tensor
@@ -70,25 +80,19 @@ class Done(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """A job as tensors on the run's device: everything that differs between jobs of one shape."""
+    """Everything that differs between jobs of one shape."""
 
-    ids: Tensor
-    offset: Tensor
-    n: Tensor
-    p: Tensor
-    last: Tensor
-    lr: Tensor
-    t: Tensor
-    W: Tensor
+    numbers: Tensor
+    """All that comes from the host, in one piece."""
     x: Tensor
     msg: Vectors
     own: Vectors
-    fields: Vectors
 
 
 class Outputs(NamedTuple):
     uploads: Vectors
     own: Vectors
+    sums: Vectors
     report: Tensor
     """(2, M), float64: whether all is finite, and the loss."""
 
@@ -103,7 +107,8 @@ class Crew:
         self._calls: dict[Any, list[Call]] = {}
 
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
-        return ids.split(self.plan.chunk)
+        parts: tuple[Tensor, ...] = ids.split(self.plan.chunk)
+        return parts
 
     def gradient(self, ids: Tensor, t: int) -> LocalGradient:
         """The gradient object of one chunk, to be used as it is."""
@@ -114,9 +119,10 @@ class Crew:
         M, sizes = len(job.ids), self.task.data.sizes[job.ids]
         width = int(sizes.max())
         if self.plan.fixed_shapes:
-            width = min(_rounded(width), int(self.task.data.sizes.max()))
+            most = self.task.most_samples
+            width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
             job = _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
-        inputs = self._inputs(job)
+        inputs = Inputs(_packed(job), job.x, job.msg, job.own)
         key = (job.phase, len(job.ids), width, job.ctx.S)
 
         def body(given: Inputs) -> Outputs:
@@ -124,51 +130,43 @@ class Crew:
             return outputs
 
         direct = self._graphs is None or watch is not None
-        outputs = body(inputs) if direct else self._graphs.run(key, body, inputs)  # type: ignore[union-attr]
+        if direct:
+            outputs = body(inputs._replace(numbers=inputs.numbers.to(job.x.device)))
+        else:
+            outputs = self._graphs.run(key, body, inputs)  # type: ignore[union-attr]
         finite, losses = outputs.report[:, :M].cpu()
         return Done(
             uploads={name: v[:M] for name, v in outputs.uploads.items()},
             own={name: v[:M] for name, v in outputs.own.items()},
+            sums=outputs.sums,
             finite=finite > 0,
             losses=losses,
             samples=samples_taken(self.task, self._calls[key], sizes),
         )
 
-    def _inputs(self, job: Job) -> Inputs:
-        device, dtype, data = self.task.model.device, self.task.model.dtype, self.task.data
-        chunk = Chunk.of(self.task, job.ids)
-        return Inputs(
-            ids=chunk.ids,
-            offset=chunk.offset,
-            n=chunk.n,
-            p=data.importance[job.ids, None].to(device, dtype),
-            last=job.last[:, None].to(device, dtype),
-            lr=job.ctx.lr,
-            t=torch.full((), job.ctx.t, device=device),
-            W=torch.as_tensor(job.ctx.W, dtype=dtype).to(device),
-            x=job.x,
-            msg=job.msg,
-            own=job.own,
-            fields=job.fields,
-        )
-
     def _body(self, job: Job, given: Inputs, width: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
-        ctx, captured = job.ctx, self._graphs is not None and watch is None
-        algorithm = with_fields(self.algorithm, given.fields)
-        t: Any = given.t if captured else ctx.t
-        grad = self._kind(self.task, Chunk(given.ids, given.offset, given.n, width), t)
+        x, ctx, M = given.x, job.ctx, len(job.ids)
+        numbers = _unpacked(job, given.numbers, x.dtype)
+        offsets, sizes, importance = self.task.tables
+        ids = numbers.ids
+        # In a recording, round and Σw are tensors, too; elsewhere they are what algorithms see in a simple run.
+        recorded = self._graphs is not None and watch is None
+        t: Any = numbers.t if recorded else ctx.t
+        W: Any = numbers.W if recorded or len(job.W) > 1 else ctx.W
+        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width), t)
+        algorithm = with_fields(self.algorithm, numbers.fields)
         c = ClientContext(
             t=t,
-            lr=given.lr,
+            lr=numbers.lr,
             N=ctx.N,
             S=ctx.S,
-            W=given.W if captured else ctx.W,  # type: ignore[arg-type]
-            x=given.x,
+            W=W,
+            x=x,
             msg=given.msg,
             own={name: grad.rows(v) for name, v in given.own.items()},
-            K=grad.rows(grad.batches.K[:, None].to(given.x)),
-            p=grad.rows(given.p),
-            last=grad.rows(given.last),
+            K=grad.rows(grad.batches.K[:, None].to(x)),
+            p=grad.rows(importance[ids, None].to(x)),
+            last=grad.rows(numbers.last),
         )
         own: Vectors
         if job.phase == "prepare":
@@ -178,13 +176,49 @@ class Crew:
             uploads, own = local_work(algorithm, c, grad, watch)
             expect(self.algorithm, "finish", uploads, self.algorithm.up)
             expect(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
-        M = len(given.ids)
         uploads, own = ({n: grad.unrows(v, M) for n, v in vs.items()} for vs in (uploads, own))
-        finite = torch.ones(M, dtype=torch.bool, device=given.x.device)
+        finite = torch.ones(M, dtype=torch.bool, device=x.device)
         for v in (*uploads.values(), *own.values()):
             finite = finite & v.isfinite().all(dim=1)
         report = torch.stack([finite.to(torch.float64), grad.reported().to(torch.float64)])
-        return Outputs(uploads, own, report), grad.calls
+        sums = {}
+        if x.device.type != "cpu":
+            reduce = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
+            sums = {name: factor @ uploads[reduce[name][0]] for name, factor in numbers.factors.items()}
+        return Outputs(uploads, own, sums, report), grad.calls
+
+
+class Numbers(NamedTuple):
+    """What came from the host."""
+
+    t: Tensor
+    ids: Tensor
+    last: Tensor
+    lr: Tensor
+    W: Tensor
+    factors: Vectors
+    fields: Vectors
+
+
+def _packed(job: Job) -> Tensor:
+    """Everything of a job that is on the host as one int64 vector, the floats by their bits: one copy to a device."""
+    integers = torch.cat([torch.tensor([job.ctx.t]), job.ids, job.last])
+    floats = torch.cat([job.lr, job.W, *job.factors.values(), *job.fields.values()])
+    return torch.cat([integers, floats.view(torch.int64)])
+
+
+def _unpacked(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:
+    """The way back, for any job of the same shape."""
+    M = len(job.ids)
+    (t,), ids, last, rest = numbers.split([1, M, M, len(numbers) - 1 - 2 * M])
+    floats = rest.view(torch.float64).to(dtype)
+    lr, W, *columns = floats.split([len(job.lr), len(job.W), *[M] * (len(job.factors) + len(job.fields))])
+    factors = dict(zip(job.factors, columns, strict=False))
+    fields = {name: v[:, None] for name, v in zip(job.fields, columns[len(job.factors) :], strict=True)}
+    alone = len(job.lr) == 1
+    return Numbers(
+        t, ids, last[:, None].to(dtype), lr[0] if alone else lr[:, None], W[0] if alone else W[:, None], factors, fields
+    )
 
 
 def expect(algorithm: Algorithm, method: str, got: Vectors, names: Any, some: bool = False) -> None:
@@ -215,11 +249,13 @@ def _filled(job: Job, M: int) -> Job:
     def fill_all(vectors: Vectors) -> Vectors:
         return {name: fill(v) for name, v in vectors.items()}
 
-    job = job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), fields=fill_all(job.fields))
+    nothing = {name: torch.cat([v, v.new_zeros(more)]) for name, v in job.factors.items()}
+    job = job._replace(
+        ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=nothing, fields=fill_all(job.fields)
+    )
     if job.x.ndim == 1:
         return job
-    ctx = replace(job.ctx, lr=fill(job.ctx.lr), W=fill(job.ctx.W))  # type: ignore[arg-type]
-    return job._replace(ctx=ctx, x=fill(job.x), msg=fill_all(job.msg))
+    return job._replace(lr=fill(job.lr), W=fill(job.W), x=fill(job.x), msg=fill_all(job.msg))
 
 
 def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:

@@ -33,7 +33,7 @@ class CohortConv2d(nn.Module):
         w = self.weight
         if self.narrow:
             x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
-        y: Tensor = _Convolution.apply(x, w, self.stride, self.padding, self.products)
+        y: Tensor = _Convolution.apply(x, w, self.stride, self.padding, self.products)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
@@ -77,8 +77,9 @@ class _Convolution(Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        dx = _InputGradient.apply(dy, w, x.shape[-1], *ctx.how) if ctx.needs_input_grad[0] else None
-        dw = _WeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if ctx.needs_input_grad[1] else None
+        of_input, of_weight = ctx.needs_input_grad[:2]
+        dx = _InputGradient.apply(dy, w, x.shape[-1], *ctx.how) if of_input else None  # type: ignore[no-untyped-call]
+        dw = _WeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if of_weight else None  # type: ignore[no-untyped-call]
         return dx, dw, None, None, None
 
     @staticmethod
@@ -86,13 +87,14 @@ class _Convolution(Function):
         x, w = _clients_first(info, in_dims, x, w)
         if _few(x, w.shape[2], w.shape[0]):
             return torch.ops.fedmos.convolution(x, w, stride, pad, precision), 1
-        return _apart(F.conv2d(_together(x), w.flatten(0, 1), None, stride, pad, 1, len(w)), len(w)), 1
+        return _apart(F.conv2d(_together(x), _last(w.flatten(0, 1)), None, stride, pad, 1, len(w)), len(w)), 1
 
 
 class _InputGradient(Function):
     @staticmethod
     def forward(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
-        return torch.nn.grad.conv2d_input((len(dy), w.shape[1], size, size), w, dy, stride, pad)
+        x = dy.new_empty((len(dy), w.shape[1], size, size))
+        return _backward(dy, x, w, stride, pad, 1, (True, False))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -103,14 +105,16 @@ class _InputGradient(Function):
         dy, w = _clients_first(info, in_dims, dy, w)
         if _few(dy, w.shape[1], w.shape[0]):
             return torch.ops.fedmos.convolution_input(dy, w, size, stride, pad, precision), 1
-        x = dy.new_empty((dy.shape[1], w.shape[0] * w.shape[2], size, size)).to(memory_format=torch.channels_last)
-        return _apart(_backward(_together(dy), x, w.flatten(0, 1), stride, pad, len(w), (True, False)), len(w)), 1
+        x = _last(dy.new_empty((dy.shape[1], w.shape[0] * w.shape[2], size, size)))
+        dx = _backward(_together(dy), x, _last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
+        return _apart(dx, len(w)), 1
 
 
 class _WeightGradient(Function):
     @staticmethod
     def forward(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-        return torch.nn.grad.conv2d_weight(x, (dy.shape[1], x.shape[1], kernel, kernel), dy, stride, pad)
+        w = x.new_empty((dy.shape[1], x.shape[1], kernel, kernel))
+        return _backward(dy, x, w, stride, pad, 1, (False, True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -122,7 +126,7 @@ class _WeightGradient(Function):
         M, C, CO = len(x), x.shape[2], dy.shape[2]
         if x.dtype != torch.float64 and C <= 32:
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
-        w = x.new_empty((M * CO, C, kernel, kernel))
+        w = _last(x.new_empty((M * CO, C, kernel, kernel)))
         dw = _backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
         return dw.unflatten(0, (M, CO)), 0
 
@@ -142,12 +146,18 @@ def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, .
 
 def _together(x: Tensor) -> Tensor:
     """(M, B, C, H, W) as (B, M·C, H, W), channels last; no copy where it is stored so already."""
-    return x.transpose(0, 1).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+    return _last(x.transpose(0, 1).flatten(1, 2))
+
+
+def _last(x: Tensor) -> Tensor:
+    stored: Tensor = x.contiguous(memory_format=torch.channels_last)
+    return stored
 
 
 def _apart(x: Tensor, M: int) -> Tensor:
     """(B, M·C, H, W) as (B, M, C, H, W)."""
-    return x.unflatten(1, (M, -1))
+    parts: Tensor = x.unflatten(1, (M, -1))
+    return parts
 
 
 def _backward(
@@ -155,7 +165,8 @@ def _backward(
 ) -> Tensor:
     how = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [*wanted, False])
     dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how)
-    return dx if wanted[0] else dw  # type: ignore[no-any-return]
+    gradient: Tensor = dx if wanted[0] else dw
+    return gradient
 
 
 # The kernels as operators that tracing and compiling leave alone. Shapes: x (M, B, C, H, W), w (M, CO, C, K, K); images
