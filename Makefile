@@ -20,7 +20,7 @@ lint: $(READY)        ## mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/mypy
 
-bench: $(READY)       ## seconds a round, loop and batched side by side
+bench: $(READY)       ## seconds a round of every engine, beside a loop by hand and beside centralised training
 	$(BIN)/python benchmarks/engines.py
 
 $(READY): pyproject.toml constraints.txt

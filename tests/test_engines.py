@@ -296,6 +296,32 @@ def test_chunks_change_rounding_at_most(quick, monkeypatch, chunk):
     assert parts.history[-1].cohort == whole.history[-1].cohort
 
 
+def test_out_of_memory_is_met_with_smaller_chunks(quick, monkeypatch, caplog):
+    whole = quick(engine="batched", dtype=torch.float64, algorithm=fm.Scaffold(lr=0.1))
+    compute = batched.Batched.loss_and_gradient
+
+    def scarce(self, y, batch):
+        if len(self.chunk.ids) > 1 and self.task.local_steps:
+            raise torch.OutOfMemoryError("no memory")
+        return compute(self, y, batch)
+
+    monkeypatch.setattr(plan, "why_not_vectorised", lambda task: None)
+    monkeypatch.setattr(batched.Batched, "loss_and_gradient", scarce)
+    result = quick(engine="batched", dtype=torch.float64, algorithm=fm.Scaffold(lr=0.1))
+    assert result.info["chunk"] == 1
+    assert "bits may differ" in result.info["narrowed"]
+    assert "going on with chunks of 2 instead of 4 clients" in caplog.text
+    assert torch.allclose(whole.params, result.params, rtol=0, atol=1e-12)
+    assert len(result.history) == 3
+
+    def none(self, y, batch):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(batched.Batched, "loss_and_gradient", none)
+    with pytest.raises(torch.OutOfMemoryError):
+        quick(engine="batched")
+
+
 def test_many_clients_of_a_large_model_are_cut_by_memory(monkeypatch):
     large = task(nn.Sequential(nn.Linear(1, 1000), nn.Linear(1000, 3)), local_steps=1, batch_size=2)
     assert plan._chunk(large, 4) == 4

@@ -60,7 +60,12 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientContext(Context):
-    """What a client knows. K, p and last are columns, (1,) or (M, 1), in the run's dtype."""
+    """What a client knows. K, p and last are columns, (1,) or (M, 1), in the run's dtype.
+
+    On a GPU local work is recorded once and replayed, so t and W are tensors there: compute with them, but do not
+    branch on them (work that does is done step by step instead). Where several runs train together, x and the vectors
+    of msg are (M, D), and lr and W columns.
+    """
 
     x: Tensor
     """The server's model, (D,)."""

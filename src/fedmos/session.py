@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from .selection.availability import Availability
 from .selection.selector import Selector
 from .system import System
 from .validate import Rule, boolean, count, integer, non_negative, none, number, one_of, positive, require, suggest
+
+_log = logging.getLogger("fedmos")
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -172,8 +175,14 @@ class Session:
             self.begin()
             try:
                 while (steps := self.steps()) is not None:
-                    with repeatable(self.task) if self.simulation.t == self._first else nullcontext():
-                        record = self.simulation.drive(steps)
+                    try:
+                        with repeatable(self.task) if self.simulation.t == self._first else nullcontext():
+                            record = self.simulation.drive(steps)
+                    except torch.OutOfMemoryError:
+                        if self.simulation.crew.plan.chunk == 1:
+                            raise
+                        self._narrow()
+                        continue
                     self.after(record)
             except KeyboardInterrupt:
                 return self.end(interrupted=True)
@@ -181,6 +190,13 @@ class Session:
                 error.result = self.result(interrupted=True)
                 raise
             return self.end()
+
+    def _narrow(self) -> None:
+        """Out of memory: fewer clients side by side from now on. The round that failed has left no trace."""
+        plan = self.simulation.crew.plan
+        self.simulation.crew.narrow()
+        self.info |= {"chunk": self.simulation.crew.plan.chunk, "narrowed": "out of memory; bits may differ"}
+        _log.warning("Out of memory: going on with chunks of %d instead of %d clients", self.info["chunk"], plan.chunk)
 
     def begin(self) -> None:
         for watcher in self.watchers:
@@ -203,6 +219,8 @@ class Session:
             self.result().save(self._out)
 
     def result(self, interrupted: bool = False) -> Result:
+        if self.task.compiled:
+            self.info["compile_seconds"] = round(self.task.program.seconds, 1)
         return self.simulation.result(self.info, interrupted)
 
     def end(self, interrupted: bool = False) -> Result:

@@ -58,7 +58,12 @@ def choose_plan(name: str, task: Task, m: int, algorithm: Algorithm | None = Non
 
 def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool) -> Plan:
     """The plan that an earlier part of the run recorded."""
-    return _loop("as before") if engine == "loop" else _batched(task, chunk, compiled, "as before")
+    if engine == "loop":
+        return _loop("as before")
+    if compiled and not can_compile(task.model.device):
+        _log.warning("Going on without compiling because this machine cannot: bits may differ")
+        compiled = False
+    return _batched(task, chunk, compiled, "as before")
 
 
 def _loop(why: str) -> Plan:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
-import torch._inductor
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
@@ -46,13 +45,14 @@ class Program:
         return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()
 
     def _compile(self, *arguments: Tensor) -> Callable[..., Values]:
+        from torch import _inductor
         from torch.fx.experimental.proxy_tensor import make_fx
 
         began = perf_counter()
         traced = make_fx(vmap(grad_and_value(self._weighted)))(*arguments)
         with torch.no_grad():
             # The compiler behind torch.compile, called directly: there is nothing left for its front end to find out.
-            program: Callable[..., Values] = torch._inductor.compile(traced, list(arguments))
+            program: Callable[..., Values] = _inductor.compile(traced, list(arguments))
             program(*arguments)
         self.seconds += perf_counter() - began
         return program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -109,6 +109,13 @@ class Crew:
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
         parts: tuple[Tensor, ...] = ids.split(self.plan.chunk)
         return parts
+
+    def narrow(self) -> None:
+        """Halve the chunks, and let go of memory."""
+        self.plan = replace(self.plan, chunk=max(1, self.plan.chunk // 2))
+        if self._graphs is not None:
+            self._graphs = Graphs(self.task.model.device)
+            torch.cuda.empty_cache()
 
     def gradient(self, ids: Tensor, t: int) -> LocalGradient:
         """The gradient object of one chunk, to be used as it is."""
