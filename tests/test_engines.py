@@ -9,10 +9,11 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.dropout import StreamDropout
-from fedmos.engine import batched, loop, plan
+from fedmos.engine import batched, loop, plan, work
 from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.clients import ClientStore
 from fedmos.engine.task import Task
+from fedmos.kernels import convolution
 from fedmos.losses import Loss
 from fedmos.params import FlatModel
 
@@ -268,6 +269,95 @@ def test_auto_compiles_only_what_earns_it(quick, tmp_path, monkeypatch):
         plan.choose_plan("auto", task, 4)
 
 
+@pytest.mark.parametrize("written", ["", "[1]", '{"KEY": 5}', '{"KEY": {"loop": 1.0}}', '{"KEY": {"loop": "x"}}'])
+def test_what_others_wrote_into_the_memory_of_timings_is_ignored(quick, tmp_path, monkeypatch, written):
+    monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
+    quick()
+    (key,) = plan._read(tmp_path / "engines.json")
+    (tmp_path / "engines.json").write_text(written.replace("KEY", key))
+    quick()
+    assert set(plan._read(tmp_path / "engines.json")[key]) >= {"loop", "batched", "operations"}
+
+
+def test_engines_are_measured_apart_where_the_work_differs(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
+    quick()
+    for more in (
+        {"loss": lambda o, t: nn.functional.cross_entropy(o, t) * 2},
+        {"batch_size": 3},
+        {"dtype": torch.float64},
+    ):
+        before = len(plan._read(tmp_path / "engines.json"))
+        quick(**more)
+        assert len(plan._read(tmp_path / "engines.json")) == before + 1
+
+
+def test_a_run_is_resumed_as_it_began(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDMOS_ENGINE", "loop")
+    how = {"engine": "batched", "out": tmp_path / "run", "resume": True}
+    quick(**how, rounds=1)
+    assert quick(**how).info["engine"] == "loop"
+    monkeypatch.delenv("FEDMOS_ENGINE")
+    with pytest.raises(ValueError, match="its 'engine' is 'loop', got 'batched'"):
+        quick(**how)
+    assert quick(**how | {"engine": "auto"}).info["engine"] == "loop"
+
+
+def test_fixed_shapes_change_nothing(monkeypatch):
+    """Rows and columns that are filled up, as for compiled programs, without the compiling."""
+    data = fm.datasets.load("digits").partition(fm.partition.QuantitySkew(skew=0.7, least=5), clients=15, seed=0)
+    monkeypatch.setattr(work.Plan, "fixed_shapes", property(lambda plan: plan.engine == "batched"))
+    monkeypatch.setattr(plan, "_room", lambda task: 4)
+    for algorithm in (fm.FedMoS(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)):
+        how = {
+            "model": fm.models.logistic(features=64),
+            "data": data,
+            "algorithm": algorithm,
+            "selection": fm.Bernoulli(rate=0.4),
+            "rounds": 4,
+            "local_epochs": 2,
+            "batch_size": 16,
+            "dtype": torch.float64,
+        }
+        a, b = (fm.run(**how, engine=engine) for engine in ("loop", "batched"))
+        assert torch.allclose(a.params, b.params, rtol=0, atol=1e-11)
+
+
+def test_convolutions_of_a_cohort_are_convolutions():
+    """The layer that replaces nn.Conv2d on a GPU, outside and under vmap, on images that are not square."""
+    layer = nn.Conv2d(40, 6, 3, stride=2, padding=1).double()
+    ours = convolution.CohortConv2d(layer, None)
+    x = torch.randn(3, 2, 40, 8, 6, dtype=torch.float64)
+
+    def energy(conv):
+        def f(w, x):
+            return (torch.func.functional_call(conv, {"weight": w}, (x,)) ** 2).sum()
+
+        return f
+
+    w = torch.stack([layer.weight.detach() * k for k in (1, 2, 3)])
+    for here, there in zip(
+        torch.func.vmap(torch.func.grad(energy(ours), argnums=(0, 1)))(w, x),
+        torch.func.vmap(torch.func.grad(energy(layer), argnums=(0, 1)))(w, x),
+        strict=True,
+    ):
+        assert torch.allclose(here, there, rtol=1e-12)
+    assert torch.allclose(ours(x[0]), layer(x[0]), rtol=1e-12)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3, groups=2), nn.Conv2d(2, 2, 3))
+    model[2].register_forward_hook(lambda module, inputs, output: output)
+    convolution.replace_convolutions(model, None)
+    assert [type(m) is nn.Conv2d for m in model] == [False, True, True]
+
+
+def test_precision_is_refused_where_it_means_nothing(quick):
+    with pytest.raises(ValueError, match=r"'precision' must be None where 'dtype' is torch.float64, got 'bf16'"):
+        quick(precision="bf16", dtype=torch.float64)
+    with pytest.raises(ValueError, match="'precision' must be None or 'bf16' on a CPU, got 'tf32'"):
+        quick(precision="tf32", device="cpu")
+    exact, short = quick(device="cpu").params, quick(precision="bf16", device="cpu").params
+    assert 0 < float((exact - short).norm() / exact.norm()) < 0.02
+
+
 def how_of(quick) -> Task:
     return task(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 3)), local_steps=2, batch_size=4)
 
@@ -289,7 +379,7 @@ def test_compiled_programs_compute_the_same(quick, monkeypatch):
 def test_chunks_change_rounding_at_most(quick, monkeypatch, chunk):
     how = {"engine": "batched", "dtype": torch.float64, "algorithm": fm.Scaffold(lr=0.1), "local_steps": 3}
     whole = quick(**how)
-    monkeypatch.setattr(plan, "_chunk", lambda task, m: chunk)
+    monkeypatch.setattr(plan, "_room", lambda task: chunk)
     parts = quick(**how)
     assert parts.info["chunk"] == chunk
     assert torch.allclose(whole.params, parts.params, rtol=0, atol=1e-12)
@@ -324,9 +414,9 @@ def test_out_of_memory_is_met_with_smaller_chunks(quick, monkeypatch, caplog):
 
 def test_many_clients_of_a_large_model_are_cut_by_memory(monkeypatch):
     large = task(nn.Sequential(nn.Linear(1, 1000), nn.Linear(1000, 3)), local_steps=1, batch_size=2)
-    assert plan._chunk(large, 4) == 4
+    assert plan._room(large) > 4
     monkeypatch.setattr(plan, "_total_memory", lambda device: 10**6)
-    assert plan._chunk(large, 4) == 1
+    assert plan._room(large) == 1
 
 
 class Twice(nn.Module):

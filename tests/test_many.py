@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 import fedmos as fm
+from fedmos.engine import batched, plan
 
 DIGITS = fm.datasets.load("digits")
 
@@ -68,8 +70,91 @@ def test_each_ends_when_it_is_done(tmp_path):
     assert torch.equal(fm.Result.load(tmp_path / "a").params, reached.params)
 
 
-def test_mistakes_get_a_sentence():
-    with pytest.raises(ValueError, match="run_many: 'runs' must be a list of mappings"):
-        fm.run_many({"seed": 1})
+class Net(nn.Module):
+    """Two of these may differ in what no parameter shows."""
+
+    def __init__(self, act=torch.relu, drop: float = 0.0) -> None:
+        super().__init__()
+        self.one, self.two, self.act, self.drop = nn.Linear(64, 8), nn.Linear(8, 10), act, nn.Dropout(drop)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.linspace(-0.1, 0.1, p.numel()).view_as(p))
+
+    def forward(self, x):
+        return self.two(self.drop(self.act(self.one(x.flatten(1)))))
+
+
+@pytest.mark.parametrize("other", [{"act": torch.tanh}, {"drop": 0.8}])
+def test_models_that_compute_something_else_do_not_share_a_program(other):
+    runs = [run_of(0, fm.FedAvg(lr=0.1), model=net) for net in (Net(drop=0.1), Net(**{"drop": 0.1} | other))]
+    for together, given in zip(fm.run_many(runs, **SHARED), runs, strict=True):
+        assert same(together, fm.run(**SHARED | given))
+
+
+def test_a_resumed_run_beside_a_fresh_one(tmp_path):
+    late = run_of(1, fm.FedAvg(lr=0.1))
+    fm.run(**SHARED | late | {"rounds": 2, "out": tmp_path / "run"})
+    early = run_of(0, fm.FedAvg(lr=0.1))
+    fresh, resumed = fm.run_many([early, late | {"out": tmp_path / "run", "resume": True}], **SHARED)
+    assert same(fresh, fm.run(**SHARED | early))
+    assert same(resumed, fm.run(**SHARED | late))
+
+
+def test_numbers_that_an_algorithm_branches_on(caplog):
+    """Mime asks whether β is zero, which a column of several β cannot answer."""
+    runs = [run_of(0, fm.Mime(lr=0.1, beta=0.5)), run_of(1, fm.Mime(lr=0.1, beta=0.9))]
+    for together, given in zip(fm.run_many(runs, **SHARED), runs, strict=True):
+        assert same(together, fm.run(**SHARED | given))
+    assert "one by one because their beta differ" in caplog.text
+
+
+def test_more_runs_than_memory_holds(monkeypatch):
+    compute = batched.Batched.loss_and_gradient
+
+    def scarce(self, y, batch):
+        if len(self.chunk.ids) > 5:
+            raise torch.OutOfMemoryError("no memory")
+        return compute(self, y, batch)
+
+    runs = [run_of(seed, fm.Scaffold(lr=0.1)) for seed in range(3)]
+    alone = [fm.run(**SHARED | given) for given in runs]
+    monkeypatch.setattr(batched.Batched, "loss_and_gradient", scarce)
+    assert all(same(a, b) for a, b in zip(fm.run_many(runs, **SHARED), alone, strict=True))
+    monkeypatch.undo()
+    monkeypatch.setattr(plan, "_room", lambda task: 4)
+    assert all(same(a, b) for a, b in zip(fm.run_many(runs, **SHARED), alone, strict=True))
+
+
+def test_ctrl_c_ends_all_of_them():
+    def stop(record):
+        raise KeyboardInterrupt
+
+    runs = [run_of(seed, fm.FedAvg(lr=0.1), engine="loop", callbacks=[stop]) for seed in range(2)]
+    results = fm.run_many(runs, **{k: v for k, v in SHARED.items() if k != "engine"})
+    assert [len(r.history) for r in results] == [1, 0]
+    assert all(r.interrupted for r in results)
+
+
+def test_callbacks_may_differentiate():
+    def slope(record):
+        w = torch.ones(1, requires_grad=True)
+        (w * 2).sum().backward()
+
+    fm.run_many([run_of(s, fm.FedAvg(lr=0.1), callbacks=[slope]) for s in range(2)], **SHARED)
+
+
+def test_mistakes_get_a_sentence(tmp_path):
+    for runs in ({"seed": 1}, [], "ab", [1]):
+        with pytest.raises(ValueError, match="run_many: 'runs' must be a list of mappings"):
+            fm.run_many(runs)
+    with pytest.raises(ValueError, match="run_many: 'out' must be a folder of its own for each run"):
+        fm.run_many([run_of(0, fm.FedAvg(lr=0.1)), run_of(1, fm.FedAvg(lr=0.1))], **SHARED, out=tmp_path / "run")
+
+    class Careless(Net):
+        def forward(self, x):
+            return torch.nn.functional.dropout(super().forward(x), 0.5)
+
+    with pytest.raises(ValueError, match="draws from PyTorch's global generator"):
+        fm.run_many([run_of(0, fm.FedAvg(lr=0.1), model=Careless())], **SHARED | {"engine": "loop"})
     with pytest.raises(TypeError, match="missing a required argument"):
         fm.run_many([{"seed": 1}])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from .engine.fitness import repeatable
 from .engine.merge import Together, shape_of
 from .engine.rounds import DivergenceError, Evaluation, Steps
 from .engine.task import Moved
@@ -22,7 +25,7 @@ from .simulation import run
 _log = logging.getLogger("fedmos")
 
 
-def run_many(runs: Sequence[Mapping[str, Any]], **shared: Any) -> list[Result]:
+def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     """Train several runs, and return their results in order.
 
     Each run is a mapping of `fm.run`'s arguments, beside those in `shared`. Runs that differ only in seed, data split,
@@ -30,18 +33,24 @@ def run_many(runs: Sequence[Mapping[str, Any]], **shared: Any) -> list[Result]:
     the sum of their times; each gets the result it would get alone, up to rounding. Others run one after another. A run
     that diverges ends with the result it had, and `interrupted`; the others go on.
     """
-    if isinstance(runs, Mapping) or not all(isinstance(given, Mapping) for given in runs):
-        raise ValueError("run_many: 'runs' must be a list of mappings of fm.run's arguments")
+    runs = [] if isinstance(runs, Mapping | str) else list(runs)
+    if not runs or not all(isinstance(given, Mapping) for given in runs):
+        raise ValueError("run_many: 'runs' must be a list of mappings of fm.run's arguments, and not empty")
+    given = [dict(shared) | dict(one) for one in runs]
+    folders = [Path(one["out"]).absolute() for one in given if one.get("out") is not None]
+    if len(set(folders)) < len(folders):
+        raise ValueError("run_many: 'out' must be a folder of its own for each run")
     moved: Moved = {}
-    sessions = [_session(dict(shared) | dict(given), moved) for given in runs]
+    sessions = [_session(one, moved) for one in given]
     groups: dict[Any, list[Session]] = {}
     for number, session in enumerate(sessions):
         shape = shape_of(session.simulation)
         groups.setdefault(("alone", number) if shape is None else shape, []).append(session)
     results: dict[int, Result] = {}
+    interrupted = False
     for group in groups.values():
-        for session, result in zip(group, _play(group), strict=True):
-            results[id(session)] = result
+        ended, interrupted = _play(group, interrupted)
+        results |= {id(session): result for session, result in zip(group, ended, strict=True)}
     return [results[id(session)] for session in sessions]
 
 
@@ -51,15 +60,16 @@ def _session(given: dict[str, Any], moved: Moved) -> Session:
     return Session(**arguments.arguments, moved=moved)
 
 
-@torch.no_grad()
-def _play(group: list[Session]) -> list[Result]:
+def _play(group: list[Session], interrupted: bool) -> tuple[list[Result], bool]:
+    """The results of runs of one shape, and whether somebody pressed Ctrl-C, now or before."""
     together = Together([session.simulation for session in group])
     ended: dict[int, Result] = {}
     with arithmetic(group[0].task.model.precision):
         for session in group:
             session.begin()
         try:
-            while len(ended) < len(group):
+            first = True
+            while len(ended) < len(group) and not interrupted:
                 rounds = {}
                 for number, session in enumerate(group):
                     if number not in ended:
@@ -68,37 +78,53 @@ def _play(group: list[Session]) -> list[Result]:
                             ended[number] = session.end()
                         else:
                             rounds[number] = steps
-                _round(group, rounds, together, ended)
+                with ExitStack() as stack:
+                    for session in group if first else []:
+                        stack.enter_context(repeatable(session.task))
+                    records = _Round(group, rounds, together, ended).play()
+                first = False
+                for number, record in records.items():
+                    group[number].after(record)
         except KeyboardInterrupt:
-            for number, session in enumerate(group):
-                if number not in ended:
-                    ended[number] = session.end(interrupted=True)
-    return [ended[number] for number in range(len(group))]
-
-
-def _round(
-    group: list[Session], rounds: dict[int, Steps[Record]], together: Together, ended: dict[int, Result]
-) -> None:
-    """One round of every run: answer the runs' requests, those for equal work at once, until all are through."""
-    answers: dict[int, Any] = dict.fromkeys(rounds)
-    while answers:
-        jobs: dict[Any, list[tuple[int, Job]]] = {}
-        for number, answer in list(answers.items()):
-            session = group[number]
-            del answers[number]
-            try:
-                request = rounds[number].send(answer)
-            except StopIteration as end:
-                session.after(end.value)
-                continue
-            except DivergenceError as error:
-                _log.warning("A run of several ends early: %s", error)
+            interrupted = True
+        for number, session in enumerate(group):
+            if number not in ended:
                 ended[number] = session.end(interrupted=True)
-                continue
-            if isinstance(request, Evaluation):
-                answers[number] = session.simulation.evaluator(request.x)
-            else:
-                jobs.setdefault((request.phase, len(request.ids), request.ctx.S), []).append((number, request))
-        for equal in jobs.values():
-            for (number, _), done in zip(equal, together.do(equal), strict=True):
-                answers[number] = done
+    return [ended[number] for number in range(len(group))], interrupted
+
+
+class _Round:
+    """One round of every run: the runs' requests are answered, those for equal work at once, until all are through."""
+
+    def __init__(
+        self, group: list[Session], rounds: dict[int, Steps[Record]], together: Together, ended: dict[int, Result]
+    ) -> None:
+        self._group, self._rounds, self._together, self._ended = group, rounds, together, ended
+        self._waiting: dict[Any, list[tuple[int, Job]]] = {}
+        self._records: dict[int, Record] = {}
+
+    @torch.no_grad()
+    def play(self) -> dict[int, Record]:
+        for number in self._rounds:
+            self._go_on(number, None)
+        while self._waiting:
+            jobs = self._waiting.pop(next(iter(self._waiting)))
+            for (number, _), done in zip(jobs, self._together.do(jobs), strict=True):
+                self._go_on(number, done)
+        return self._records
+
+    def _go_on(self, number: int, answer: Any) -> None:
+        """Let a run go on to its next job, or to the end of its round."""
+        session = self._group[number]
+        try:
+            request = self._rounds[number].send(answer)
+            while isinstance(request, Evaluation):
+                request = self._rounds[number].send(session.simulation.evaluator(request.x))
+        except StopIteration as end:
+            self._records[number] = end.value
+        except DivergenceError as error:
+            _log.warning("A run of several ends early: %s", error)
+            self._ended[number] = session.end(interrupted=True)
+        else:
+            equal = (request.phase, len(request.ids), request.ctx.S, request.ctx.t)
+            self._waiting.setdefault(equal, []).append((number, request))

@@ -49,10 +49,17 @@ class FlatModel:
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def program_key(self) -> str:
-        """Equal for models that compute the same function of their trainable parameters."""
-        digest = hashlib.sha256(repr(self.module).encode())
-        digest.update(self.fingerprint().encode())
+    def structure(self, here: bool) -> str:
+        """A hash that is equal for models that compute the same function of their trainable parameters.
+
+        What a module holds beside numbers and words (functions, say) is told apart by identity if compared `here`, in
+        this process, and by name otherwise.
+        """
+        digest = hashlib.sha256(self.fingerprint().encode())
+        for name, module in self.module.named_modules(remove_duplicate=False):
+            held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not (k[0] == "_" and not v)}
+            plain = sorted((k, _told_apart(v, here)) for k, v in held.items() if k != "calls")
+            digest.update(repr((name, type(module).__qualname__, type(module).__module__, plain)).encode())
         trainable = {place for places in self._places for place in places}
         for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
             if name not in trainable:
@@ -80,6 +87,25 @@ class FlatModel:
         module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
         load_flat(module, y)
         return module
+
+
+_TORCH_OWN = {
+    "training",
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_is_full_backward_hook",
+}
+
+
+def _told_apart(v: object, here: bool) -> str:
+    if isinstance(v, bool | int | float | str | torch.dtype | type(None)):
+        return repr(v)
+    if isinstance(v, tuple | list):
+        return repr([_told_apart(item, here) for item in v])
+    name = getattr(v, "__qualname__", type(v).__qualname__)
+    return f"{name} {id(v)}" if here else name
 
 
 def _places(module: nn.Module, name: str) -> list[str]:

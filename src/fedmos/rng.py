@@ -32,14 +32,14 @@ class Purpose(IntEnum):
     PROBE = 9
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The int64 with the same 64 bits as `value`."""
     return (int(value) + 2**63) % 2**64 - 2**63
 
 
-_GAMMA = _signed(0x9E3779B97F4A7C15)
-_MIX_1 = _signed(0xBF58476D1CE4E5B9)
-_MIX_2 = _signed(0x94D049BB133111EB)
+_GAMMA = signed(0x9E3779B97F4A7C15)
+_MIX_1 = signed(0xBF58476D1CE4E5B9)
+_MIX_2 = signed(0x94D049BB133111EB)
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -49,7 +49,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key (int64, broadcast over both) from a key and a number."""
-    z = key + _GAMMA * (data + 1) if isinstance(data, Tensor) else key + _signed(_GAMMA * (data + 1))
+    z = key + _GAMMA * (data + 1) if isinstance(data, Tensor) else key + signed(_GAMMA * (data + 1))
     z = (z ^ _shift(z, 30)) * _MIX_1
     z = (z ^ _shift(z, 27)) * _MIX_2
     return z ^ _shift(z, 31)
@@ -64,7 +64,7 @@ def stream(
 ) -> Tensor:
     """The key of one stream, or of one per entry of `client`; seed and round may be int64 tensors on the device."""
     if not isinstance(seed, Tensor):
-        seed = torch.full((), _signed(seed), dtype=torch.int64, device=device)
+        seed = torch.full((), signed(seed), dtype=torch.int64, device=device)
     key = fold(seed, int(purpose))
     key = fold(key, round)
     return fold(key, client.to(device) if isinstance(client, Tensor) else client)

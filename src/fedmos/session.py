@@ -18,7 +18,7 @@ from . import __version__
 from .algorithm import Algorithm
 from .callbacks import Callback, Progress
 from .data.federated import FederatedData
-from .engine import Plan, choose_plan, resumed_plan
+from .engine import Plan, choose_plan, override, resumed_plan
 from .engine.fitness import check_fit, repeatable
 from .engine.memory import keep_memory
 from .engine.rounds import Decay, DivergenceError, Simulation, Steps, check_declaration
@@ -31,6 +31,7 @@ from .precision import Precision, arithmetic
 from .result import Result, may_hold_result
 from .selection.availability import Availability
 from .selection.selector import Selector
+from .shares import ceil_of
 from .system import System
 from .validate import Rule, boolean, count, integer, non_negative, none, number, one_of, positive, require, suggest
 
@@ -84,6 +85,7 @@ class Session:
         clip = None if clip is None else float(clip)
         loss_ = Loss(loss)
         device_ = _device(device)
+        _check_precision(precision, dtype, device_)
         check_declaration(algorithm)
         selection.validate(len(data))
         if availability is not None:
@@ -130,8 +132,10 @@ class Session:
         self._target = _check_target(target, Evaluator(task).names())
         earlier = _earlier(out, resume, info)
         with arithmetic(precision):
-            plan = self._plan(engine, task, algorithm, selection, rounds, earlier)
+            plan = self._plan(engine, task, selection, system, rounds, earlier)
         info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
+        if earlier is not None and "narrowed" in earlier.info:
+            info["narrowed"] = earlier.info["narrowed"]
         task = replace(task, compiled=plan.compiled)
         self.simulation = Simulation(
             task=task,
@@ -153,19 +157,21 @@ class Session:
 
     @staticmethod
     def _plan(
-        engine: str, task: Task, algorithm: Algorithm, selection: Selector, rounds: int, earlier: Result | None
+        engine: str, task: Task, selection: Selector, system: System | None, rounds: int, earlier: Result | None
     ) -> Plan:
         """How to compute: as the earlier part of the run did, else as asked or as measured."""
+        m = _cohort_size(selection, system, len(task.data))
         if earlier is not None:
             before = earlier.info
-            if engine not in ("auto", before["engine"]):
+            asked = {"compiled": "batched"}.get(override(engine), override(engine))
+            if asked not in ("auto", before["engine"]):
                 raise ValueError(
-                    f"Cannot resume the run because its 'engine' is {before['engine']!r}, got {engine!r}; "
+                    f"Cannot resume the run because its 'engine' is {before['engine']!r}, got {asked!r}; "
                     "use a new folder"
                 )
-            return resumed_plan(task, before["engine"], before["chunk"], before["compiled"])
-        m = min(len(task.data), getattr(selection, "m", None) or len(task.data))
-        return choose_plan(engine, task, m, algorithm, rounds)
+            why = before.get("engine_why", "as before")
+            return resumed_plan(task, before["engine"], before.get("chunk", m), before.get("compiled", False), why)
+        return choose_plan(engine, task, m, rounds)
 
     def play(self) -> Result:
         """The whole run."""
@@ -230,6 +236,17 @@ class Session:
         for watcher in self.watchers:
             watcher.on_end(final)
         return final
+
+
+def _cohort_size(selection: Selector, system: System | None, N: int) -> int:
+    """How many clients a round has, as far as the selector says."""
+    if (m := getattr(selection, "m", None)) is not None:
+        size = ceil_of(1.0 if system is None else system.over_select, m)
+    elif (rate := getattr(selection, "rate", None)) is not None:
+        size = ceil_of(rate, N)
+    else:
+        size = max((len(cohort) for cohort in getattr(selection, "cohorts", ())), default=N)
+    return max(1, min(N, size))
 
 
 class _Function(Callback):
@@ -300,6 +317,13 @@ def _check_settings(given: Mapping[str, Any]) -> None:
         raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
     if given["out"] is None and (given["resume"] or given["checkpoint_every"] is not None):
         raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
+
+
+def _check_precision(precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
+    if precision is not None and dtype != torch.float32:
+        raise ValueError(f"run: 'precision' must be None where 'dtype' is {dtype}, got {precision!r}")
+    if precision == "tf32" and device.type != "cuda":
+        raise ValueError("run: 'precision' must be None or 'bf16' on a CPU, got 'tf32'")
 
 
 def _device(device: str | torch.device) -> torch.device:

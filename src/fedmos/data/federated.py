@@ -36,6 +36,11 @@ class Normalize:
     std: float | tuple[float, ...]
     scale: float = 255.0
 
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            if isinstance(value := getattr(self, name), Sequence):
+                object.__setattr__(self, name, tuple(value))
+
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         def column(v: float | tuple[float, ...]) -> Tensor | float:
             return _on(tuple(v), dtype, x.device).view(-1, *[1] * (x.ndim - 2)) if isinstance(v, Sequence) else v

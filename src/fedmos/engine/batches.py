@@ -32,12 +32,14 @@ class Chunk(NamedTuple):
     n: Tensor
     width: int
     """At least the largest n."""
+    steps: int
+    """The largest K."""
 
     @classmethod
-    def of(cls, task: Task, ids: Tensor, width: int | None = None) -> Chunk:
+    def of(cls, task: Task, ids: Tensor) -> Chunk:
         device, sizes = task.model.device, task.data.sizes[ids]
-        most = int(sizes.max()) if width is None else width
-        return cls(ids.to(device), task.data.offsets[ids].to(device), sizes.to(device), most)
+        steps = int(task.steps(sizes.max()))
+        return cls(ids.to(device), task.data.offsets[ids].to(device), sizes.to(device), int(sizes.max()), steps)
 
 
 class Batch(NamedTuple):
@@ -57,8 +59,7 @@ class Batches:
     def __init__(self, task: Task, chunk: Chunk, t: int | Tensor) -> None:
         self.chunk, self.n = chunk, chunk.n
         self.K = task.steps(chunk.n)
-        self.steps = int(task.steps(torch.tensor([chunk.width]))[0])
-        """At least the largest K."""
+        self.steps = chunk.steps
         self._task, self._t = task, t
         if task.batch_size is None:
             return

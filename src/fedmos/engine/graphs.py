@@ -31,7 +31,7 @@ class Graphs:
             self._made[key] = self._record(key, body, given, spec)
         made = self._made[key]
         if made is None:
-            return body(inputs)
+            return body(tree_unflatten([v.to(self._device) for v in given], spec))
         graph, held, outputs = made
         for to, value in zip(held, given, strict=True):
             to.copy_(value, non_blocking=True)
@@ -52,6 +52,8 @@ class Graphs:
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 outputs = body(inputs)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)
             _log.warning("Working step by step because the work cannot be recorded: %s", str(error).split("\n")[0])

@@ -6,8 +6,9 @@ state, selection and history; only local work is done together, on rows that car
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -15,26 +16,38 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..data.federated import FederatedData
+from ..rng import signed
 from .rounds import Simulation
 from .task import Task
 from .work import Crew, Done, Job
+
+_log = logging.getLogger("fedmos")
 
 
 def shape_of(simulation: Simulation) -> Hashable:
     """What runs must have in common to train together; None where a run must go alone."""
     task, algorithm, plan = simulation.task, simulation.algorithm, simulation.plan
-    if plan.engine == "loop":
+    if plan.engine == "loop" or not is_dataclass(algorithm):
         return None
     data, model = task.data, task.model
-    return (
+    shape = (
         type(algorithm),
-        tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),  # type: ignore[arg-type]
+        tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),
+        tuple(repr(getattr(algorithm, name)) for name in _DECLARED),
         (plan.compiled, plan.graphed),
         (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip),
-        (task.loss.named or task.loss.function, model.device, model.dtype, model.precision, model.program_key()),
+        (task.loss.function, model.device, model.dtype, model.precision, model.structure(here=True)),
         (len(data), data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype),
         (data.normalize, data.augment),
     )
+    try:
+        hash(shape)
+    except TypeError:  # a field that cannot be compared
+        return None
+    return shape
+
+
+_DECLARED = ("server_state", "client_state", "down", "up", "reduce", "prepare_up", "prepare_reduce")
 
 
 class Together:
@@ -44,19 +57,42 @@ class Together:
         self._runs = list(runs)
         first = runs[0]
         self._base = torch.tensor([0] + [len(run.task.data) for run in runs]).cumsum(0)
-        self._fields = [
-            f.name
-            for f in fields(first.algorithm)  # type: ignore[arg-type]
-            if len({getattr(run.algorithm, f.name) for run in runs}) > 1
-        ]
-        rows = sum(run.plan.chunk for run in runs)
-        self._crew = Crew(_merged([run.task for run in runs]), first.algorithm, replace(first.plan, chunk=rows))
+        names: list[str] = [f.name for f in fields(first.algorithm)] if is_dataclass(first.algorithm) else []
+        self._fields: list[str] = [n for n in names if len({repr(getattr(run.algorithm, n)) for run in runs}) > 1]
+        self._room = first.plan.room
+        self._alone = len(runs) == 1
+        if not self._alone:
+            plan = replace(first.plan, chunk=sum(run.plan.chunk for run in runs))
+            self._crew = Crew(_merged([run.task for run in runs]), first.algorithm, plan)
 
     def do(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
-        """What came of jobs of one phase and cohort size, each with the number of its run."""
-        if len(jobs) == 1:
-            number, job = jobs[0]
-            return [self._runs[number].crew.do(job)]
+        """What came of jobs of one phase, round and cohort size, each with the number of its run."""
+        if len(jobs) == 1 or self._alone:
+            return [self._runs[number].crew.do(job) for number, job in jobs]
+        if sum(len(job.ids) for _, job in jobs) > self._room:
+            return self._halves(jobs)
+        try:
+            return self._at_once(jobs)
+        except torch.OutOfMemoryError:
+            return self._halves(jobs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not self._fields:
+                raise
+            _log.warning(
+                "Training runs one by one because their %s differ, which %s does not compute with: %s",
+                ", ".join(self._fields),
+                type(self._crew.algorithm).__name__,
+                str(error).split("\n")[0],
+            )
+            self._alone = True
+            return self.do(jobs)
+
+    def _halves(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
+        # What a recording has put out is overwritten by the next one.
+        first = [_kept(done) for done in self.do(jobs[: len(jobs) // 2])]
+        return first + self.do(jobs[len(jobs) // 2 :])
+
+    def _at_once(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
         sizes = [len(job.ids) for _, job in jobs]
         done = self._crew.do(self._job(jobs, torch.tensor(sizes)))
 
@@ -108,7 +144,7 @@ class Together:
 def _merged(tasks: Sequence[Task]) -> Task:
     """One task whose clients are all runs' clients, run after run."""
     first, device = tasks[0], tasks[0].model.device
-    seeds = torch.cat([torch.full((len(task.data),), _int64(task.seed)) for task in tasks])
+    seeds = torch.cat([torch.full((len(task.data),), signed(task.seed)) for task in tasks])
     numbers = torch.cat([torch.arange(len(task.data)) for task in tasks])
     return replace(
         first,
@@ -139,6 +175,8 @@ def _pooled(federations: Sequence[FederatedData]) -> FederatedData:
     )
 
 
-def _int64(seed: int) -> int:
-    """The seed's lowest 64 bits as a signed number, as streams take it."""
-    return (seed + 2**63) % 2**64 - 2**63
+def _kept(done: Done) -> Done:
+    def clones(vectors: Vectors) -> Vectors:
+        return {name: v.clone() for name, v in vectors.items()}
+
+    return done._replace(uploads=clones(done.uploads), own=clones(done.own), sums=clones(done.sums))

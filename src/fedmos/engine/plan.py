@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 
 import torch
 
-from ..algorithm import Algorithm
 from .batched import Batched
 from .batches import Chunk
 from .loop import Loop
@@ -35,9 +35,9 @@ _GAIN = 0.3
 """The share of its time that a program usually saves when compiled."""
 
 
-def choose_plan(name: str, task: Task, m: int, algorithm: Algorithm | None = None, rounds: int = 1) -> Plan:
+def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> Plan:
     """The plan for cohorts of about m clients; `name` is "loop", "batched" or "auto"."""
-    name = _override(name)
+    name = override(name)
     if name == "loop":
         return _loop("asked for")
     problem = why_not_vectorised(task)
@@ -46,36 +46,37 @@ def choose_plan(name: str, task: Task, m: int, algorithm: Algorithm | None = Non
             raise ValueError(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
         _log.warning("Training client by client because the model or the loss cannot be vectorised: %s", problem)
         return _loop("the model or the loss cannot be vectorised")
-    chunk = _chunk(task, m)
-    if name == "batched":
-        return _batched(task, chunk, compiled=False, why="asked for")
-    if name == "compiled":
-        return _batched(task, chunk, compiled=True, why="asked for")
-    plan = _fastest(task, m, chunk, rounds)
+    if name == "compiled" and not can_compile(task.model.device):
+        raise ValueError("Cannot compile because this machine has no C++ compiler; use FEDMOS_ENGINE=batched")
+    room = _room(task)
+    if name != "auto":
+        return _batched(task, min(m, room), name == "compiled", "asked for", room)
+    plan = _fastest(task, m, room, rounds)
     _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.why)
     return plan
 
 
-def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool) -> Plan:
+def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool, why: str) -> Plan:
     """The plan that an earlier part of the run recorded."""
     if engine == "loop":
-        return _loop("as before")
+        return _loop(why)
     if compiled and not can_compile(task.model.device):
         _log.warning("Going on without compiling because this machine cannot: bits may differ")
         compiled = False
-    return _batched(task, chunk, compiled, "as before")
+    return _batched(task, chunk, compiled, why, max(chunk, _room(task)))
 
 
 def _loop(why: str) -> Plan:
     return Plan(engine="loop", chunk=1, why=why)
 
 
-def _batched(task: Task, chunk: int, compiled: bool, why: str) -> Plan:
+def _batched(task: Task, chunk: int, compiled: bool, why: str, room: int) -> Plan:
     graphed = task.model.device.type == "cuda"
-    return Plan(engine="batched", chunk=chunk, compiled=compiled, graphed=graphed, why=why)
+    return Plan(engine="batched", chunk=chunk, compiled=compiled, graphed=graphed, why=why, room=room)
 
 
-def _override(name: str) -> str:
+def override(name: str) -> str:
+    """The engine's name, unless the environment names another."""
     given = os.environ.get("FEDMOS_ENGINE")
     if not given:
         return name
@@ -84,8 +85,9 @@ def _override(name: str) -> str:
     return given
 
 
-def _fastest(task: Task, m: int, chunk: int, rounds: int) -> Plan:
+def _fastest(task: Task, m: int, room: int, rounds: int) -> Plan:
     """Loop, vectorised, or that compiled where the run is long enough to earn the compilation back."""
+    chunk = min(m, room)
     ids = torch.arange(min(m, chunk, len(task.data)))
     path, key = _cache(), _key(task, len(ids))
     known = _read(path).get(key)
@@ -103,9 +105,9 @@ def _fastest(task: Task, m: int, chunk: int, rounds: int) -> Plan:
     rival = min(times["loop"], times["batched"])
     figures = f"{1e3 * times['loop']:.1f} ms a cohort step client by client, {1e3 * times['batched']:.1f} ms vectorised"
     if "compiled" in times and saved > 1.5 * cost and times["compiled"] < rival:
-        return _batched(task, chunk, compiled=True, why=f"{figures}, {1e3 * times['compiled']:.1f} ms compiled")
+        return _batched(task, chunk, True, f"{figures}, {1e3 * times['compiled']:.1f} ms compiled", room)
     if times["batched"] <= times["loop"]:
-        return _batched(task, chunk, compiled=False, why=figures)
+        return _batched(task, chunk, False, figures, room)
     return _loop(figures)
 
 
@@ -169,7 +171,7 @@ def _operations(task: Task) -> int:
     return len(seen)
 
 
-def _chunk(task: Task, m: int) -> int:
+def _room(task: Task) -> int:
     """How many clients fit into the machine's memory side by side; of its total memory, which does not change."""
     model = task.model
     saved = 0
@@ -190,7 +192,7 @@ def _chunk(task: Task, m: int) -> int:
             outputs = model(y, inputs[0], None if keys is None else keys[0])
             task.loss.mean(outputs, targets[0])
     per_client = 3 * saved * samples / min(8, samples) + 10 * model.size * model.dtype.itemsize
-    return max(1, min(m, int(0.4 * _total_memory(model.device) / per_client)))
+    return max(1, int(0.4 * _total_memory(model.device) / per_client))
 
 
 def _total_memory(device: torch.device) -> int:
@@ -214,13 +216,14 @@ def _key(task: Task, m: int) -> str:
     """What a measurement depends on."""
     device = task.model.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    largest = int(task.data.sizes.max())
+    largest, data = task.most_samples, task.data
+    code = getattr(task.loss.function, "__code__", None)
     parts = (
-        task.model.fingerprint(),
-        repr(task.model.module),
+        task.model.structure(here=False),
         (m, task.batch_size and min(task.batch_size, largest), largest if task.batch_size is None else 0),
-        (str(task.model.dtype), task.model.precision, tuple(task.data.x.shape[1:]), task.loss.name),
-        (where, str(torch.__version__)),
+        (str(task.model.dtype), task.model.precision, task.loss.name, code and code.co_code),
+        (tuple(data.x.shape[1:]), str(data.x.dtype), tuple(data.y.shape[1:]), data.normalize, data.augment),
+        (where, platform.processor(), platform.machine(), str(torch.__version__)),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
@@ -235,7 +238,16 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
         table = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return table if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        return {}
+    return {key: times for key, times in table.items() if _is_measurement(times)}
+
+
+def _is_measurement(times: object) -> bool:
+    """Whether it is what `_fastest` writes; others may have written to the file."""
+    if not isinstance(times, dict) or not times.keys() >= {"loop", "batched", "operations"}:
+        return False
+    return all(isinstance(v, float) and v >= 0 for v in times.values())
 
 
 def _write(path: Path, key: str, times: dict[str, float]) -> None:

@@ -98,10 +98,6 @@ class Simulation:
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
 
-    def round(self, evaluate: bool) -> Record:
-        """Play one round, and evaluate the new model."""
-        return self.drive(self.steps(evaluate))
-
     @torch.no_grad()
     def drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
         """Carry out by ourselves what the steps ask for."""

@@ -84,8 +84,8 @@ class Task:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
 
 
-Moved = dict[object, Tensor]
-"""Tensors on the device by what they were made of."""
+Moved = dict[object, tuple[Tensor, Tensor]]
+"""Tensors on the device by what they were made of, which is kept alive, for its address tells it apart."""
 
 _PREPARED = 2**30
 """Bytes: samples that take no more than this when normalised are normalised once, not batch by batch."""
@@ -105,10 +105,10 @@ def on_device(
     prepare = data.normalize is not None and data.augment is None and size <= _PREPARED
 
     def move(v: Tensor, inputs: bool = False) -> Tensor:
-        made_of = (v.data_ptr(), v.shape, v.stride(), (data.normalize, dtype) if inputs else None)
+        made_of = (v.data_ptr(), v.shape, v.stride(), v.dtype, device, (data.normalize, dtype) if inputs else None)
         if made_of not in moved:
-            moved[made_of] = data.inputs(v.to(device), dtype) if inputs else v.to(device)
-        return moved[made_of]
+            moved[made_of] = (v, data.inputs(v.to(device), dtype) if inputs else v.to(device))
+        return moved[made_of][1]
 
     return replace(
         data,

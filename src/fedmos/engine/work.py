@@ -32,6 +32,8 @@ class Plan:
     graphed: bool = False
     """Replay a chunk's whole local work as a CUDA graph."""
     why: str = ""
+    room: int = 1
+    """How many clients would fit into memory."""
 
     @property
     def fixed_shapes(self) -> bool:
@@ -125,15 +127,16 @@ class Crew:
     def do(self, job: Job, watch: Watch | None = None) -> Done:
         M, sizes = len(job.ids), self.task.data.sizes[job.ids]
         width = int(sizes.max())
-        if self.plan.fixed_shapes:
+        steps = int(self.task.steps(torch.tensor(width)))
+        if self.plan.fixed_shapes and watch is None:
             most = self.task.most_samples
             width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
             job = _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
         inputs = Inputs(_packed(job), job.x, job.msg, job.own)
-        key = (job.phase, len(job.ids), width, job.ctx.S)
+        key = (job.phase, len(job.ids), width, steps, job.ctx.S)
 
         def body(given: Inputs) -> Outputs:
-            outputs, self._calls[key] = self._body(job, given, width, watch)
+            outputs, self._calls[key] = self._body(job, given, width, steps, watch)
             return outputs
 
         direct = self._graphs is None or watch is not None
@@ -151,7 +154,7 @@ class Crew:
             samples=samples_taken(self.task, self._calls[key], sizes),
         )
 
-    def _body(self, job: Job, given: Inputs, width: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
+    def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
         x, ctx, M = given.x, job.ctx, len(job.ids)
         numbers = _unpacked(job, given.numbers, x.dtype)
         offsets, sizes, importance = self.task.tables
@@ -160,7 +163,7 @@ class Crew:
         recorded = self._graphs is not None and watch is None
         t: Any = numbers.t if recorded else ctx.t
         W: Any = numbers.W if recorded or len(job.W) > 1 else ctx.W
-        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width), t)
+        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps), t)
         algorithm = with_fields(self.algorithm, numbers.fields)
         c = ClientContext(
             t=t,

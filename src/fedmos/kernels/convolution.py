@@ -49,7 +49,9 @@ def replace_convolutions(model: nn.Module, precision: Precision) -> None:
 
 def _is_plain(layer: nn.Conv2d) -> bool:
     return (
-        layer.groups == 1
+        not any(v for k, v in vars(layer).items() if k.endswith("_hooks"))
+        and "weight" in layer._parameters
+        and layer.groups == 1
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
@@ -78,7 +80,7 @@ class _Convolution(Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, w = ctx.saved_tensors
         of_input, of_weight = ctx.needs_input_grad[:2]
-        dx = _InputGradient.apply(dy, w, x.shape[-1], *ctx.how) if of_input else None  # type: ignore[no-untyped-call]
+        dx = _InputGradient.apply(dy, w, *x.shape[-2:], *ctx.how) if of_input else None  # type: ignore[no-untyped-call]
         dw = _WeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if of_weight else None  # type: ignore[no-untyped-call]
         return dx, dw, None, None, None
 
@@ -92,8 +94,8 @@ class _Convolution(Function):
 
 class _InputGradient(Function):
     @staticmethod
-    def forward(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
-        x = dy.new_empty((len(dy), w.shape[1], size, size))
+    def forward(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
+        x = dy.new_empty((len(dy), w.shape[1], h, v))
         return _backward(dy, x, w, stride, pad, 1, (True, False))
 
     @staticmethod
@@ -101,11 +103,13 @@ class _InputGradient(Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str
+    ) -> Any:
         dy, w = _clients_first(info, in_dims, dy, w)
         if _few(dy, w.shape[1], w.shape[0]):
-            return torch.ops.fedmos.convolution_input(dy, w, size, stride, pad, precision), 1
-        x = _last(dy.new_empty((dy.shape[1], w.shape[0] * w.shape[2], size, size)))
+            return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
+        x = _last(dy.new_empty((dy.shape[1], w.shape[0] * w.shape[2], h, v)))
         dx = _backward(_together(dy), x, _last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
         return _apart(dx, len(w)), 1
 
@@ -187,15 +191,15 @@ def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
 
 
 @torch.library.custom_op("fedmos::convolution_input", mutates_args=())
-def _convolution_input(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
+def _convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
     from . import implicit_gemm
 
-    return implicit_gemm.input_gradient(dy, w, size, stride, pad, precision)
+    return implicit_gemm.input_gradient(dy, w, (h, v), stride, pad, precision)
 
 
 @_convolution_input.register_fake
-def _(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
-    return dy.new_empty((dy.shape[1], size, size, dy.shape[0], w.shape[2])).permute(0, 3, 4, 1, 2)
+def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
+    return dy.new_empty((dy.shape[1], h, v, dy.shape[0], w.shape[2])).permute(0, 3, 4, 1, 2)
 
 
 @torch.library.custom_op("fedmos::convolution_weight", mutates_args=())

@@ -188,11 +188,11 @@ def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tens
     return _product(x, taps, size, K, stride, pad, 1, precision)
 
 
-def input_gradient(dy: Tensor, w: Tensor, size: int, stride: int, pad: int, precision: str) -> Tensor:
-    """The gradient at inputs of `size` squared pixels: a convolution of dy with turned weights."""
+def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int, precision: str) -> Tensor:
+    """The gradient at inputs of that height and width: a convolution of dy with turned weights."""
     M, CO, C, K, _ = w.shape
     taps = w.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(M, K * K * CO, C).contiguous()
-    return _product(dy, taps, (size, size), K, 1, K - 1 - pad, stride, precision)
+    return _product(dy, taps, size, K, 1, K - 1 - pad, stride, precision)
 
 
 def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
