@@ -36,3 +36,12 @@ def quick(digits):
         return fm.run(**arguments | changes)
 
     return run
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty $FEDMOS_DATA."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("FEDMOS_DATA", str(folder))
+    return folder

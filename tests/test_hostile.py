@@ -17,19 +17,20 @@ import pytest
 
 import fedmos as fm
 from fedmos.data.sources import SOURCES
-from test_sources import png, small, table, write_cifar, write_idx, write_npz, write_parquet
+from test_sources import (
+    png,
+    small,
+    table,
+    write_cifar,
+    write_idx,
+    write_npz,
+    write_parquet,
+)
+
+pytestmark = pytest.mark.usefixtures("home")
 
 QUICK = 5.0
 """Seconds in which a bad file must be refused."""
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    monkeypatch.setenv("FEDMOS_DATA", str(folder))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return folder
 
 
 def refused(name: str, root: Path, sentence: str) -> str:

@@ -29,14 +29,7 @@ from fedmos.data.sources.published import SYMBOLS
 PARTS = ("train", "test")
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """An empty $FEDMOS_DATA, and no network."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    monkeypatch.setenv("FEDMOS_DATA", str(folder))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return folder
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def small(name: str, train: int = 25, test: int = 10) -> dict[str, np.ndarray]:

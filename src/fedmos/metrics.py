@@ -52,15 +52,6 @@ class Evaluator:
             values = torch.stack(list(sums.values())).tolist()
             return dict(zip(sums, values, strict=True))
 
-    def names(self) -> list[str]:
-        """The metrics this task can measure."""
-        task = self._task
-        with evaluation(task), torch.no_grad():
-            inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
-            kinds = ["loss", *(["accuracy"] if has_classes(task.model(task.model.initial(), inputs), targets) else [])]
-        tests = [] if task.data.test is None else ["test_loss", *kinds[1:]]
-        return [f"train_{kind}" for kind in kinds] + tests
-
     def _measure(self, x: Tensor) -> Vectors:
         task, at_once = self._task, self._at_once or _SAMPLES_AT_ONCE
         entries = torch.arange(len(self._weight), device=x.device)
@@ -92,6 +83,15 @@ class Evaluator:
                 right = (outputs.argmax(1) == targets).to(torch.float64)
                 hits = hits + (w * per_sample(right, targets)).sum()
         return {"loss": loss} | ({} if hits is None else {"accuracy": hits})
+
+
+def measurable(task: Task) -> list[str]:
+    """The metrics that can be measured of a task."""
+    with evaluation(task), torch.no_grad():
+        inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+        kinds = ["loss", *(["accuracy"] if has_classes(task.model(task.model.initial(), inputs), targets) else [])]
+    tests = [] if task.data.test is None else ["test_loss", *kinds[1:]]
+    return [f"train_{kind}" for kind in kinds] + tests
 
 
 def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from .engine.rounds import Decay, DivergenceError, Simulation, Steps, check_decl
 from .engine.task import Moved, Task, on_device
 from .history import METRICS, Record, reached
 from .losses import Loss, LossFunction
-from .metrics import Evaluator
+from .metrics import measurable
 from .params import FlatModel
 from .precision import Precision, arithmetic
 from .result import Result, may_hold_result
@@ -129,7 +129,7 @@ class Session:
         }
         if out is not None:
             info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
-        self._target = _check_target(target, Evaluator(task).names())
+        self._target = _check_target(target, measurable(task))
         earlier = _earlier(out, resume, info)
         with arithmetic(precision):
             plan = self._plan(engine, task, selection, system, rounds, earlier)

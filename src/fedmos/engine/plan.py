@@ -157,12 +157,7 @@ def _time(work: Callable[[], Any]) -> float:
 
 def _operations(task: Task) -> int:
     """How many operations the forward pass records, which is what compiling takes time for."""
-    grad = Loop(task, Chunk.of(task, torch.zeros(1, dtype=torch.int64)), 0)
-    inputs, targets, keys, _ = next(grad.parts(grad.batches.first(1), 1))
-    with torch.enable_grad():
-        y = task.model.initial().requires_grad_()
-        loss = task.loss.mean(task.model(y, inputs[0], None if keys is None else keys[0]), targets[0])
-    seen, waiting = set(), [loss.grad_fn]
+    seen, waiting = set(), [_trial(task, 1).grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
@@ -173,7 +168,6 @@ def _operations(task: Task) -> int:
 
 def _room(task: Task) -> int:
     """How many clients fit into the machine's memory side by side; of its total memory, which does not change."""
-    model = task.model
     saved = 0
 
     def pack(v: torch.Tensor) -> torch.Tensor:
@@ -181,18 +175,22 @@ def _room(task: Task) -> int:
         saved += v.nbytes
         return v
 
-    largest = task.data.sizes.argmax()[None]
-    grad = Loop(task, Chunk.of(task, largest), 0)
-    batch = grad.batches.all() if task.batch_size is None else grad.batches.step(0)
-    samples = min(int(batch.size[0]), 1024)
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v), torch.no_grad():
-        inputs, targets, keys, _ = next(grad.parts(batch, min(8, samples)))
-        with torch.enable_grad():
-            y = model.initial().requires_grad_()
-            outputs = model(y, inputs[0], None if keys is None else keys[0])
-            task.loss.mean(outputs, targets[0])
-    per_client = 3 * saved * samples / min(8, samples) + 10 * model.size * model.dtype.itemsize
-    return max(1, int(0.4 * _total_memory(model.device) / per_client))
+    batch = min(task.batch_size or task.most_samples, task.most_samples, 1024)
+    some = min(8, batch, int(task.data.offsets[-1]))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+        _trial(task, some)
+    per_client = 3 * saved * batch / some + 10 * task.model.size * task.model.dtype.itemsize
+    return max(1, int(0.4 * _total_memory(task.model.device) / per_client))
+
+
+def _trial(task: Task, samples: int) -> torch.Tensor:
+    """The loss on the first samples of the federation, with what its gradient would need."""
+    numbers = torch.arange(samples, device=task.model.device)
+    inputs, targets = task.samples(numbers)
+    task.model.module.train()
+    with torch.enable_grad():
+        y = task.model.initial().requires_grad_()
+        return task.loss.mean(task.model(y, inputs, numbers if task.model.has_dropout else None), targets)
 
 
 def _total_memory(device: torch.device) -> int:
