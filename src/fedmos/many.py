@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .engine.fitness import repeatable
 from .engine.merge import Together, shape_of
-from .engine.rounds import DivergenceError, Evaluation, Steps
+from .engine.rounds import DivergenceError, Evaluation, Read, Steps
 from .engine.task import Moved
 from .engine.work import Job
 from .history import Record
@@ -100,31 +101,51 @@ class _Round:
         self, group: list[Session], rounds: dict[int, Steps[Record]], together: Together, ended: dict[int, Result]
     ) -> None:
         self._group, self._rounds, self._together, self._ended = group, rounds, together, ended
-        self._waiting: dict[Any, list[tuple[int, Job]]] = {}
+        self._jobs: dict[Any, list[tuple[int, Job]]] = {}
+        self._models: list[tuple[int, Tensor]] = []
+        self._reads: list[tuple[int, Tensor]] = []
         self._records: dict[int, Record] = {}
 
     @torch.no_grad()
     def play(self) -> dict[int, Record]:
         for number in self._rounds:
             self._go_on(number, None)
-        while self._waiting:
-            jobs = self._waiting.pop(next(iter(self._waiting)))
-            for (number, _), done in zip(jobs, self._together.do(jobs), strict=True):
-                self._go_on(number, done)
-        return self._records
+        # What is only queued comes first; reading, which waits for the device, when there is nothing else to do.
+        while True:
+            if self._jobs:
+                jobs = self._jobs.pop(next(iter(self._jobs)))
+                self._answer(jobs, self._together.do(jobs))
+            elif self._models:
+                models, self._models = self._models, []
+                self._answer(models, self._together.evaluate(models))
+            elif self._reads:
+                reads, self._reads = self._reads, []
+                numbers = torch.cat([v for _, v in reads]).cpu()
+                self._answer(reads, numbers.split([len(v) for _, v in reads]))
+            else:
+                return self._records
+
+    def _answer(self, requests: Sequence[tuple[int, Any]], answers: Sequence[Any]) -> None:
+        for (number, _), answer in zip(requests, answers, strict=True):
+            self._go_on(number, answer)
 
     def _go_on(self, number: int, answer: Any) -> None:
-        """Let a run go on to its next job, or to the end of its round."""
+        """Let a run go on to its next request, or to the end of its round."""
         session = self._group[number]
         try:
             request = self._rounds[number].send(answer)
-            while isinstance(request, Evaluation):
-                request = self._rounds[number].send(session.simulation.evaluator(request.x))
+            while isinstance(request, Read) and request.now:
+                request = self._rounds[number].send(request.numbers.cpu())
         except StopIteration as end:
             self._records[number] = end.value
         except DivergenceError as error:
             _log.warning("A run of several ends early: %s", error)
             self._ended[number] = session.end(interrupted=True)
         else:
-            equal = (request.phase, len(request.ids), request.ctx.S, request.ctx.t)
-            self._waiting.setdefault(equal, []).append((number, request))
+            if isinstance(request, Job):
+                equal = (request.phase, len(session.simulation.crew.filled(request).ids), request.ctx.S, request.ctx.t)
+                self._jobs.setdefault(equal, []).append((number, request))
+            elif isinstance(request, Evaluation):
+                self._models.append((number, request.x))
+            else:
+                self._reads.append((number, request.numbers))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
-from .algorithm import Vectors
+from .data.federated import FederatedData
 from .engine.graphs import Graphs
+from .engine.program import Compiled
 from .engine.task import Task
 from .losses import per_sample
 
@@ -18,8 +21,6 @@ _SCORES_AT_ONCE = 2**26
 _RECORDED = 64
 """An evaluation of at most so many batches is recorded as one CUDA graph."""
 
-Metrics = dict[str, float]
-
 
 def is_loss(metric: str) -> bool:
     """Whether smaller is better."""
@@ -27,62 +28,97 @@ def is_loss(metric: str) -> bool:
 
 
 class Evaluator:
-    """Losses and accuracies of a task at given parameters, in evaluation mode.
+    """Losses and accuracies of models, (R, D), in evaluation mode: (R, k), float64, in the order of `names`.
 
     train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class
     numbers and outputs have a score per class; of a sequence, they are the share of its positions
     that are right, padding apart.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        data = task.data
-        self._weight = (data.importance / data.sizes).repeat_interleave(data.sizes).to(task.model.device)
+    def __init__(self, tasks: Sequence[Task], vectorised: bool = False) -> None:
+        """One task per model; of several tasks, samples and test set must be the same tensors."""
+        self._task = task = tasks[0]
+        self._samples, self._weight = _pooled([t.data for t in tasks])
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
+        # A single model is evaluated as it is on a CPU, and by the kernels of a cohort on a GPU.
+        self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
+        compiled = task.compiled and self._graphs is not None
+        self._each: Callable[..., Tensor] = Compiled(self._scores) if compiled else self._scores
         self._at_once: int | None = None
+        self.names = measurable(task)
 
-    def __call__(self, x: Tensor) -> Metrics:
+    @classmethod
+    def of_all(cls, tasks: Sequence[Task]) -> Evaluator | None:
+        """For tasks on a GPU that share their samples; None for others, which are evaluated one by one."""
+
+        def held(task: Task) -> tuple[int, ...]:
+            return tuple(id(v) for v in (task.data.x, task.data.y, *(task.data.test or ())))
+
+        together = tasks[0].model.device.type == "cuda" and len({held(task) for task in tasks}) == 1
+        return cls(tasks, vectorised=True) if together else None
+
+    def __call__(self, xs: Tensor) -> Tensor:
         with evaluation(self._task), torch.no_grad():
             if self._at_once is None:
-                self._at_once = samples_at_once(self._task, x)
-            if self._graphs is None or len(self._weight) > _RECORDED * self._at_once:
-                sums = self._measure(x)
-            else:
-                sums = self._graphs.run("evaluation", self._measure, x)
-            values = torch.stack(list(sums.values())).tolist()
-            return dict(zip(sums, values, strict=True))
+                self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
+            if self._graphs is None or len(self._samples) > _RECORDED * self._at_once:
+                return self._measure(xs)
+            return self._graphs.run("evaluation", self._measure, xs)
 
-    def _measure(self, x: Tensor) -> Vectors:
-        task, at_once = self._task, self._at_once or _SAMPLES_AT_ONCE
-        entries = torch.arange(len(self._weight), device=x.device)
-        train = self._sums(x, (task.samples(part) for part in entries.split(at_once)), self._weight)
-        sums = {f"train_{name}": value for name, value in train.items()}
-        if task.data.test is not None:
-            inputs, targets = task.data.test
-            parts = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-            weight = torch.full((len(targets),), 1 / len(targets), dtype=torch.float64, device=x.device)
-            test = self._sums(x, ((task.inputs(i), task.targets(t)) for i, t in parts), weight)
-            sums["test_loss"] = test["loss"]
-            if "accuracy" in test:
-                sums["accuracy"] = test["accuracy"]
-        return sums
+    def _measure(self, xs: Tensor) -> Tensor:
+        data = self._task.data
+        sums = [self._sums(xs, data.x, data.y, self._samples, self._weight)]
+        if data.test is not None:
+            n = len(data.test[1])
+            weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=xs.device)
+            sums.append(self._sums(xs, *data.test, torch.arange(n, device=xs.device), weight))
+        return torch.cat(sums, dim=1)
 
-    def _sums(self, x: Tensor, parts: Iterable[tuple[Tensor, Tensor]], weight: Tensor) -> Vectors:
-        """Weighted sums of loss and hits over batches of (inputs, targets)."""
-        loss = torch.zeros((), dtype=torch.float64, device=x.device)
-        hits: Tensor | None = torch.zeros_like(loss)
-        start = 0
-        for inputs, targets in parts:
-            w = weight[start : start + len(targets)]
-            start += len(targets)
-            outputs = self._task.model(x, inputs)
-            loss = loss + (w * self._task.loss.each_or_loop(outputs, targets).to(torch.float64)).sum()
-            if hits is None or not has_classes(outputs, targets):
-                hits = None
-            else:
-                right = (outputs.argmax(1) == targets).to(torch.float64)
-                hits = hits + (w * per_sample(right, targets)).sum()
-        return {"loss": loss} | ({} if hits is None else {"accuracy": hits})
+    def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> Tensor:
+        """(R, 1 or 2): weighted sums of loss and hits over some of the samples x, y, with weights (1 or R, n)."""
+        parts = -(len(samples) // -(self._at_once or _SAMPLES_AT_ONCE))
+        width = -(len(samples) // -parts)
+        if isinstance(self._each, Compiled):  # all parts of one shape
+            more = parts * width - len(samples)
+            samples, weight = torch.cat([samples, samples[:1].expand(more)]), F.pad(weight, (0, more))
+        total: Tensor | None = None
+        for some, w in zip(samples.split(width), weight.split(width, dim=1), strict=True):
+            scores = self._each(xs, self._task.inputs(x[some]), self._task.targets(y[some]))
+            value = (scores * w[:, None]).sum(-1)
+            total = value if total is None else total + value
+        assert total is not None
+        return total
+
+    def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right."""
+        if not self._vectorised:
+            return torch.stack([self._score(x, inputs, targets) for x in xs])
+        scores: Tensor = vmap(self._score, in_dims=(0, None, None))(xs, inputs, targets)
+        return scores
+
+    def _score(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = self._task.model(x, inputs)
+        losses = self._task.loss.each_or_loop(outputs, targets)
+        if not has_classes(outputs, targets):
+            return losses[None].to(torch.float64)
+        right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
+        return torch.stack([losses.to(torch.float64), right])
+
+
+def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
+    """Which samples are evaluated, (n,), and how much each counts in the objective of each federation, (R, n)."""
+    device = federations[0].x.device
+    weights = [(d.importance / d.sizes).repeat_interleave(d.sizes).to(device) for d in federations]
+    indices = [
+        torch.arange(int(d.offsets[-1]), device=device) if d.index is None else d.index.to(device) for d in federations
+    ]
+    if len(federations) == 1:
+        return indices[0], weights[0][None]
+    samples = torch.cat(indices).unique()
+    table = torch.zeros((len(federations), len(samples)), dtype=torch.float64, device=device)
+    for row, index, weight in zip(table, indices, weights, strict=True):
+        row.index_add_(0, torch.searchsorted(samples, index), weight)
+    return samples, table
 
 
 def measurable(task: Task) -> list[str]:

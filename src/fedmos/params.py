@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from .dropout import replace_dropout
 from .kernels.convolution import replace_convolutions
+from .kernels.pooling import replace_pooling
 from .precision import Precision
 from .rng import fold
 
@@ -34,6 +35,8 @@ class FlatModel:
         self._dropout = replace_dropout(self.module)
         if device.type == "cuda" and dtype == torch.float32:
             replace_convolutions(self.module, precision)
+        if device.type == "cuda":
+            replace_pooling(self.module)
         self._places = [_places(self.module, name) for name, _ in trainable]
         self._shapes = [p.shape for _, p in trainable]
         self._sizes = [p.numel() for _, p in trainable]

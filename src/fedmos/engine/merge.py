@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
 from ..data.federated import FederatedData
+from ..metrics import Evaluator
 from ..rng import signed
 from .rounds import Simulation
 from .task import Task
@@ -64,6 +64,7 @@ class Together:
         if not self._alone:
             plan = replace(first.plan, chunk=sum(run.plan.chunk for run in runs))
             self._crew = Crew(_merged([run.task for run in runs]), first.algorithm, plan)
+        self._evaluator = None if self._alone else Evaluator.of_all([run.task for run in runs])
 
     def do(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
         """What came of jobs of one phase, round and cohort size, each with the number of its run."""
@@ -87,42 +88,48 @@ class Together:
             self._alone = True
             return self.do(jobs)
 
+    def evaluate(self, models: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+        """The metrics of models, each with the number of its run."""
+        if self._evaluator is None or len(models) < len(self._runs):
+            return [self._runs[number].evaluator(x[None])[0] for number, x in models]
+        return list(self._evaluator(torch.stack([x for _, x in models])))
+
     def _halves(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
         # What a recording has put out is overwritten by the next one.
         first = [_kept(done) for done in self.do(jobs[: len(jobs) // 2])]
         return first + self.do(jobs[len(jobs) // 2 :])
 
     def _at_once(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
-        sizes = [len(job.ids) for _, job in jobs]
-        done = self._crew.do(self._job(jobs, torch.tensor(sizes)))
+        filled = [(number, self._runs[number].crew.filled(job)) for number, job in jobs]
+        width = len(filled[0][1].ids)
+        done = self._crew.do(self._job(filled, width))
 
-        def cut(v: Tensor) -> list[Tensor]:
-            return list(v.split(sizes))
+        def cut(vectors: Vectors, rows: slice) -> Vectors:
+            return {name: v[rows] for name, v in vectors.items()}
 
-        def cut_all(vectors: Vectors) -> list[Vectors]:
-            return [{name: cut(v)[i] for name, v in vectors.items()} for i in range(len(jobs))]
+        def part(i: int, M: int) -> Done:
+            rows = slice(i * width, i * width + M)
+            return Done(
+                uploads=cut(done.uploads, rows),
+                own=cut(done.own, rows),
+                sums=cut(done.sums, slice(i, i + 1)),
+                report=done.report[:, rows],
+                samples=done.samples[rows],
+            )
 
-        columns: tuple[list[Any], ...] = (
-            cut_all(done.uploads),
-            cut_all(done.own),
-            [{} for _ in jobs],
-            cut(done.finite),
-            cut(done.losses),
-            cut(done.samples),
-        )
-        return [Done(*row) for row in zip(*columns, strict=True)]
+        return [part(i, len(job.ids)) for i, (_, job) in enumerate(jobs)]
 
-    def _job(self, jobs: Sequence[tuple[int, Job]], sizes: Tensor) -> Job:
-        first, total = jobs[0][1], int(sizes.sum())
-        count = sizes.to(first.x.device)
+    def _job(self, jobs: Sequence[tuple[int, Job]], width: int) -> Job:
+        """All the jobs, of `width` clients each, as one."""
+        first = jobs[0][1]
 
         def rows(values: Sequence[Tensor]) -> Tensor:
             """A vector per run as a row per client."""
-            return torch.stack(list(values)).repeat_interleave(count, dim=0, output_size=total)
+            return torch.stack(list(values)).repeat_interleave(width, dim=0)
 
         def each(values: Sequence[float]) -> Tensor:
             """A number per run as a number per client."""
-            return torch.tensor(values, dtype=torch.float64).repeat_interleave(sizes)
+            return torch.tensor(values, dtype=torch.float64).repeat_interleave(width)
 
         return Job(
             phase=first.phase,
@@ -134,10 +141,11 @@ class Together:
             msg={name: rows([job.msg[name] for _, job in jobs]) for name in first.msg},
             own={name: torch.cat([job.own[name] for _, job in jobs]) for name in first.own},
             last=torch.cat([job.last for _, job in jobs]),
-            factors={},
+            factors={name: torch.cat([job.factors[name] for _, job in jobs]) for name in first.factors},
             fields={
                 name: each([getattr(self._runs[number].algorithm, name) for number, _ in jobs]) for name in self._fields
             },
+            runs=len(jobs),
         )
 
 
@@ -179,4 +187,6 @@ def _kept(done: Done) -> Done:
     def clones(vectors: Vectors) -> Vectors:
         return {name: v.clone() for name, v in vectors.items()}
 
-    return done._replace(uploads=clones(done.uploads), own=clones(done.own), sums=clones(done.sums))
+    return done._replace(
+        uploads=clones(done.uploads), own=clones(done.own), sums=clones(done.sums), report=done.report.clone()
+    )

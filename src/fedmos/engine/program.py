@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
+import warnings
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from ..kernels.pooling import written_out
 from ..losses import Loss
 from ..params import FlatModel
 
@@ -20,39 +23,56 @@ Values = tuple[Tensor, Tensor]
 
 
 class Program:
-    """(y, inputs, targets, weight, keys) → each client's gradient, (M, D), and weighted loss, (M,).
-
-    Compiled, it is first traced into plain tensor operations (which leaves nothing of `vmap` and `grad` but what they
-    compute), once for every shape, and then handed to `torch.compile`.
-    """
+    """(y, inputs, targets, weight, keys) → each client's gradient, (M, D), and weighted loss, (M,)."""
 
     def __init__(self, model: FlatModel, loss: Loss, compiled: bool) -> None:
-        self._model, self._loss, self.compiled = model, loss, compiled
-        self._made: dict[object, Callable[..., Values]] = {}
-        self.seconds = 0.0
+        self._model, self._loss = model, loss
+        self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
+        self._compiled = Compiled(self._function) if compiled else None
+
+    @property
+    def seconds(self) -> float:
         """Spent on compiling."""
+        return self._compiled.seconds if self._compiled is not None else 0.0
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
-        if not self.compiled:
-            return vmap(grad_and_value(self._weighted))(*arguments)
-        shape = tuple((a.shape, a.stride()) for a in arguments), self._model.module.training
-        if shape not in self._made:
-            self._made[shape] = self._compile(*arguments)
-        return self._made[shape](*arguments)
+        if self._compiled is None or not self._model.module.training:
+            return self._function(*arguments)
+        values: Values = self._compiled(*arguments)
+        return values
 
     def _weighted(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor) -> Tensor:
         return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()
 
-    def _compile(self, *arguments: Tensor) -> Callable[..., Values]:
+
+class Compiled:
+    """A function of tensors that is compiled for every shape it is called with.
+
+    It is first traced into plain tensor operations, which leaves nothing of `vmap` and `grad` but what they compute,
+    and then handed to the compiler behind `torch.compile`: there is nothing left for its front end to find out.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._made: dict[object, Callable[..., Any]] = {}
+        self.seconds = 0.0
+
+    def __call__(self, *arguments: Tensor) -> Any:
+        shape = tuple((a.shape, a.stride()) for a in arguments)
+        if shape not in self._made:
+            self._made[shape] = self._compile(*arguments)
+        return self._made[shape](*arguments)
+
+    def _compile(self, *arguments: Tensor) -> Callable[..., Any]:
         from torch import _inductor
         from torch.fx.experimental.proxy_tensor import make_fx
 
         began = perf_counter()
-        traced = make_fx(vmap(grad_and_value(self._weighted)))(*arguments)
-        with torch.no_grad():
-            # The compiler behind torch.compile, called directly: there is nothing left for its front end to find out.
-            program: Callable[..., Values] = _inductor.compile(traced, list(arguments))
+        with written_out(), torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # that is what `precision` is for
+            traced = make_fx(self._function)(*arguments)
+            program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
             program(*arguments)
         self.seconds += perf_counter() - began
         return program

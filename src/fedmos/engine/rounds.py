@@ -39,14 +39,22 @@ class DivergenceError(RuntimeError):
 
 
 class Evaluation(NamedTuple):
-    """A request to evaluate the model x."""
+    """A request to evaluate the model x; answered by the metrics, (k,), on the device."""
 
     x: Tensor
 
 
+class Read(NamedTuple):
+    """A request for numbers, float64, that are on the device. Reading is what a round waits for; all else is queued."""
+
+    numbers: Tensor
+    now: bool = False
+    """Before anything else is queued, which might overwrite what the numbers are about."""
+
+
 R = TypeVar("R")
-Steps = Generator[Job | Evaluation, Any, R]
-"""Something that asks for jobs and evaluations, is sent what came of them, and returns a result."""
+Steps = Generator[Job | Evaluation | Read, Any, R]
+"""Something that asks for jobs, evaluations and numbers, is sent what came of them, and returns a result."""
 
 
 class Visit(NamedTuple):
@@ -57,8 +65,20 @@ class Visit(NamedTuple):
     """Those whose uploads count."""
     states: list[tuple[Tensor, Vectors]]
     """Per chunk, the clients kept and their new state."""
+    report: Tensor
+    """(2, kept), on the device: whether all is finite that each of those sent, and their mean training losses."""
+
+
+class Outcome(NamedTuple):
+    """What a round leads to, before it counts."""
+
+    x: Tensor
+    state: Vectors
+    timing: Timing
+    visit: Visit | None
+    """None where the round is abandoned."""
     losses: Tensor
-    """Mean training losses of the clients kept."""
+    metrics: dict[str, float]
 
 
 @dataclass(kw_only=True)
@@ -88,7 +108,7 @@ class Simulation:
         }
         own = {name: given.get(name, torch.zeros_like(self.x)) for name in self.algorithm.client_state}
         self.clients = ClientStore(self.algorithm.client_state, own, len(data), self.scratch)
-        self.evaluator = Evaluator(self.task)
+        self.evaluator = Evaluator([self.task], vectorised=self.plan.engine == "batched")
         self.wire = Wire(model.size, model.dtype)
         self.clock = None if self.system is None else Clock(self.system, len(data), self.task.seed)
         self.m = getattr(self.selector, "m", None)
@@ -97,6 +117,8 @@ class Simulation:
         self.crew = Crew(self.task, self.algorithm, self.plan)
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
+        self._careful = False
+        """Whether every chunk's updates are looked at before they are summed, as once some have not been finite."""
 
     @torch.no_grad()
     def drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
@@ -106,38 +128,25 @@ class Simulation:
             while True:
                 if isinstance(request, Job):
                     request = steps.send(self.crew.do(request, watch))
+                elif isinstance(request, Evaluation):
+                    request = steps.send(self.evaluator(request.x[None])[0])
                 else:
-                    request = steps.send(self.evaluator(request.x))
+                    request = steps.send(request.numbers.cpu())
         except StopIteration as end:
             result: R = end.value
             return result
 
     def steps(self, evaluate: bool) -> Steps[Record]:
         """A round that asks for its local work and its evaluation instead of doing them."""
-        began, t, x, state, algorithm = perf_counter(), self.t, self.x, self.state, self.algorithm
+        began, t = perf_counter(), self.t
         self.task.model.module.train()
-
-        choice = self.chooser.draw(t, x)
-        cohort, ctx = choice.cohort, self._context(choice.cohort)
-        timing = self._timing(choice)
-        abandoned = True
-        if len(cohort.ids):
-            state, visit = yield from self._phases(cohort, timing.note, timing.in_time)
-            if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(t):
-                # The late are left out as if not chosen, and so of the extra phase as well.
-                kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
-                state, visit = yield from self._phases(kept, _everyone, _everyone)
-            abandoned = len(visit.kept.ids) < self._quorum(cohort)
-        if not abandoned:
-            x_new, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
-            expect(algorithm, "server", new, self.state, some=True)
-            abandoned = not self._sound(x_new)
-        if abandoned:
-            state = self.state | algorithm.idle(x, self.state, ctx)
-        else:
-            x, state = x_new, state | new
-
-        metrics = (yield Evaluation(x)) if evaluate else {}
+        choice = self.chooser.draw(t, self.x)
+        outcome = yield from self._attempt(choice, evaluate)
+        if outcome is None:
+            self._careful = True
+            outcome = yield from self._attempt(choice, evaluate)
+            assert outcome is not None
+        visit, timing, cohort = outcome.visit, outcome.timing, choice.cohort
         record = Record(
             round=t + 1,
             cohort=cohort.ids.tolist(),
@@ -149,19 +158,19 @@ class Simulation:
             short=choice.available < (self.m or 1),
             probed=choice.samples + self._evaluated(cohort),
             late=timing.late,
-            abandoned=abandoned,
+            abandoned=visit is None,
             clock=None if self.clock is None else self.clock.now + timing.duration(),
-            **metrics,
+            **outcome.metrics,
         )
-        remembered = self.chooser.after(choice, *self._reports(choice, None if abandoned else visit), timing.seconds())
+        remembered = self.chooser.after(choice, *self._reports(choice, outcome), timing.seconds())
 
         def commit() -> None:
-            for ids, own in [] if abandoned else visit.states:
+            for ids, own in [] if visit is None else visit.states:
                 self.clients.write(ids, own, t)
             self.chooser.memory = remembered
             if self.clock is not None and record.clock is not None:
                 self.clock.now = record.clock
-            self.t, self.x, self.state = t + 1, x, state
+            self.t, self.x, self.state = t + 1, outcome.x, outcome.state
             if len(self.history) == t:
                 self.history.append(record)
 
@@ -172,9 +181,44 @@ class Simulation:
             raise
         return record
 
-    def _sound(self, x: Tensor) -> bool:
+    def _attempt(self, choice: Choice, evaluate: bool) -> Steps[Outcome | None]:
+        """What the round leads to; None if something was not finite and nobody has looked at whose fault it is.
+
+        The device is given everything before anything is read, on the assumption that all will be finite.
+        """
+        algorithm, cohort, ctx = self.algorithm, choice.cohort, self._context(choice.cohort)
+        timing, visit = self._timing(choice), None
+        x, state = self.x, self.state
+        report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
+        if len(cohort.ids):
+            between, visit = yield from self._phases(cohort, timing.note, timing.in_time)
+            if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(self.t):
+                # The late are left out as if not chosen, and so of the extra phase as well.
+                kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
+                between, visit = yield from self._phases(kept, _everyone, _everyone)
+            report = visit.report
+            if len(visit.kept.ids) < self._quorum(cohort):
+                visit = None
+        if visit is not None:
+            x, new = algorithm.server(self.x, between, visit.sums, self._context(visit.kept))
+            expect(algorithm, "server", new, self.state, some=True)
+            state = between | new
+            if self._careful and not self._sound(bool((yield Read(_finite(x), now=True)))):
+                x, visit = self.x, None
+        if visit is None:
+            state = self.state | algorithm.idle(self.x, self.state, ctx)
+        measured = (yield Evaluation(x)) if evaluate else report.new_empty(0)
+        sound, *rest = (yield Read(torch.cat([_finite(x), report.flatten(), measured]))).split(
+            [1, *report.shape[1:], *report.shape[1:], len(measured)]
+        )
+        finite, losses, metrics = rest
+        if not (self._careful or (bool(sound) and bool((finite > 0).all()))):
+            return None
+        names = self.evaluator.names if evaluate else []
+        return Outcome(x, state, timing, visit, losses, dict(zip(names, metrics.tolist(), strict=True)))
+
+    def _sound(self, finite: bool) -> bool:
         """Whether the server's new model is finite. Stops the run if it is not, if so told."""
-        finite = bool(x.isfinite().all())
         if not finite and self.on_bad_update == "stop":
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
@@ -182,12 +226,16 @@ class Simulation:
     def _phases(self, cohort: Cohort, admit_prepared: Admit, admit: Admit) -> Steps[tuple[Vectors, Visit]]:
         """The extra phase if there is one, the broadcast, and the local work: the server's state so far, the visit."""
         algorithm, state, ctx = self.algorithm, self.state, self._context(cohort)
+        prepared = None
         if algorithm.prepares(self.t):
             prepared = yield from self._visit(cohort, ctx, {}, "prepare", admit_prepared)
             state = state | prepared.sums
         msg = algorithm.broadcast(self.x, state, ctx)
         expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
-        return state, (yield from self._visit(cohort, ctx, msg, "train", admit))
+        visit = yield from self._visit(cohort, ctx, msg, "train", admit)
+        if prepared is not None:
+            visit.report[0] *= prepared.report[0].all()
+        return state, visit
 
     def rehearse(self, cohort: Cohort, watch: Watch) -> None:
         """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
@@ -213,12 +261,12 @@ class Simulation:
         share = 0.0 if self.system is None else self.system.quorum
         return max(1, ceil_of(share, min(self.m or len(cohort.ids), len(cohort.ids))))
 
-    def _reports(self, choice: Choice, visit: Visit | None) -> tuple[Tensor, Vectors]:
+    def _reports(self, choice: Choice, outcome: Outcome) -> tuple[Tensor, Vectors]:
         """Who took part, and what each reports to the selector."""
-        if visit is None:
+        if outcome.visit is None:
             return choice.cohort.ids[:0], {}
-        names, kept = self.chooser.selector.reports, visit.kept.ids
-        training = {"loss": visit.losses} if "loss" in names else {}
+        names, kept = self.chooser.selector.reports, outcome.visit.kept.ids
+        training = {"loss": outcome.losses} if "loss" in names else {}
         return kept, training | start_reports(self.task, self.x, kept, names)
 
     def _bytes_down(self, choice: Choice) -> int:
@@ -266,7 +314,7 @@ class Simulation:
         reduce = self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
         weight = dict(zip(cohort.ids.tolist(), cohort.weights.tolist(), strict=True))
         sums = {name: torch.zeros_like(self.x) for name in reduce}
-        states, kept, losses = [], [], []
+        states, kept, reports = [], [], []
         for ids in self.crew.chunks(cohort.ids):
             factors = {name: self._factors(rule, ids, weight) for name, (_, rule) in reduce.items()}
             done = yield Job(
@@ -281,14 +329,16 @@ class Simulation:
                 last=self.clients.last[ids],
                 factors=factors,
             )
-            good = self._good(ids, done.finite, admit(ids, done.samples))
+            good = admit(ids, done.samples)
+            if self._careful:
+                good = self._good(ids, (yield Read(done.report[0], now=True)) > 0, good)
             chosen = slice(None) if bool(good.all()) else good.nonzero().flatten().to(self.x.device)
             states.append((ids[good], {name: v[chosen].clone() for name, v in done.own.items()}))
-            losses.append(done.losses[good])
+            reports.append(done.report[:, chosen].clone())
             kept += ids[good].tolist()
             for name, (upload, _) in reduce.items():
                 if done.sums and bool(good.all()):
-                    sums[name] = sums[name] + done.sums[name]
+                    sums[name] = sums[name] + done.sums[name][0]
                 else:
                     sums[name] = _add_rows(sums[name], factors[name][good], done.uploads[upload][chosen])
         # Where clients were left out, the others' weights are scaled up to the same sum.
@@ -301,7 +351,7 @@ class Simulation:
                 torch.tensor(kept, dtype=torch.int64), torch.tensor([weight[i] for i in kept], dtype=torch.float64)
             ),
             states=states,
-            losses=torch.cat(losses),
+            report=torch.cat(reports, dim=1),
         )
 
     def _factors(self, rule: str, ids: Tensor, weight: Mapping[int, float]) -> Tensor:
@@ -320,6 +370,11 @@ class Simulation:
                 "'clip', or on_bad_update='drop'"
             )
         return admitted & finite
+
+
+def _finite(x: Tensor) -> Tensor:
+    """(1,), float64: whether all of x is finite."""
+    return x.isfinite().all().to(torch.float64)[None]
 
 
 def _add_rows(total: Tensor, factors: Tensor, rows: Tensor) -> Tensor:

@@ -65,20 +65,22 @@ class Job(NamedTuple):
     """For each sum, what the clients' uploads are multiplied by, (M,)."""
     fields: Vectors = {}
     """Fields of the algorithm that differ between clients, (M,) each."""
+    runs: int = 1
+    """How many runs work together, each with as many clients."""
 
 
 class Done(NamedTuple):
-    """What came of a job; all but uploads, state and sums are on the CPU."""
+    """What came of a job; all but `samples` is on the run's device, and may be overwritten by the next job."""
 
     uploads: Vectors
     """(M, D) each."""
     own: Vectors
     sums: Vectors
-    """Σ factor · upload over all clients, where it was computed at once."""
-    finite: Tensor
-    losses: Tensor
+    """Σ factor · upload over each run's clients, (runs, D), where it was computed at once."""
+    report: Tensor
+    """(2, M), float64: whether all that a client sends is finite, and its loss."""
     samples: Tensor
-    """How many samples' gradients each client computed."""
+    """(M,), on the CPU: how many samples' gradients each client computed."""
 
 
 class Inputs(NamedTuple):
@@ -96,7 +98,6 @@ class Outputs(NamedTuple):
     own: Vectors
     sums: Vectors
     report: Tensor
-    """(2, M), float64: whether all is finite, and the loss."""
 
 
 class Crew:
@@ -131,9 +132,9 @@ class Crew:
         if self.plan.fixed_shapes and watch is None:
             most = self.task.most_samples
             width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
-            job = _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
+            job = self.filled(job)
         inputs = Inputs(_packed(job), job.x, job.msg, job.own)
-        key = (job.phase, len(job.ids), width, steps, job.ctx.S)
+        key = (job.phase, job.runs, len(job.ids), width, steps, job.ctx.S)
 
         def body(given: Inputs) -> Outputs:
             outputs, self._calls[key] = self._body(job, given, width, steps, watch)
@@ -144,15 +145,20 @@ class Crew:
             outputs = body(inputs._replace(numbers=inputs.numbers.to(job.x.device)))
         else:
             outputs = self._graphs.run(key, body, inputs)  # type: ignore[union-attr]
-        finite, losses = outputs.report[:, :M].cpu()
         return Done(
             uploads={name: v[:M] for name, v in outputs.uploads.items()},
             own={name: v[:M] for name, v in outputs.own.items()},
             sums=outputs.sums,
-            finite=finite > 0,
-            losses=losses,
+            report=outputs.report[:, :M],
             samples=samples_taken(self.task, self._calls[key], sizes),
         )
+
+    def filled(self, job: Job) -> Job:
+        """The job with rows that do not count, up to one of few sizes, where a new shape costs something."""
+        M = len(job.ids)
+        if job.runs > 1 or not self.plan.fixed_shapes:
+            return job
+        return _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
 
     def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
         x, ctx, M = given.x, job.ctx, len(job.ids)
@@ -194,8 +200,14 @@ class Crew:
         sums = {}
         if x.device.type != "cpu":
             reduce = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
-            sums = {name: factor @ uploads[reduce[name][0]] for name, factor in numbers.factors.items()}
+            parts = {name: uploads[upload].reshape(job.runs, -1, x.shape[-1]) for name, (upload, _) in reduce.items()}
+            sums = {name: _weighted(v, parts[name]) for name, v in numbers.factors.items()}
         return Outputs(uploads, own, sums, report), grad.calls
+
+
+def _weighted(factors: Tensor, uploads: Tensor) -> Tensor:
+    """(runs, D): Σ factor · upload over each run's clients."""
+    return (factors.view(len(uploads), 1, -1) @ uploads)[:, 0]
 
 
 class Numbers(NamedTuple):
@@ -260,12 +272,7 @@ def _filled(job: Job, M: int) -> Job:
         return {name: fill(v) for name, v in vectors.items()}
 
     nothing = {name: torch.cat([v, v.new_zeros(more)]) for name, v in job.factors.items()}
-    job = job._replace(
-        ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=nothing, fields=fill_all(job.fields)
-    )
-    if job.x.ndim == 1:
-        return job
-    return job._replace(lr=fill(job.lr), W=fill(job.W), x=fill(job.x), msg=fill_all(job.msg))
+    return job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=nothing)
 
 
 def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:

@@ -87,7 +87,7 @@ class _Convolution(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Any:
         x, w = _clients_first(info, in_dims, x, w)
-        if _few(x, w.shape[2], w.shape[0]):
+        if _ours("forward", x, w.shape[2], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution(x, w, stride, pad, precision), 1
         return _apart(F.conv2d(_together(x), _last(w.flatten(0, 1)), None, stride, pad, 1, len(w)), len(w)), 1
 
@@ -107,9 +107,9 @@ class _InputGradient(Function):
         info: Any, in_dims: Any, dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str
     ) -> Any:
         dy, w = _clients_first(info, in_dims, dy, w)
-        if _few(dy, w.shape[1], w.shape[0]):
+        if _ours("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
-        x = _last(dy.new_empty((dy.shape[1], w.shape[0] * w.shape[2], h, v)))
+        x = _empty(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
         dx = _backward(_together(dy), x, _last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
         return _apart(dx, len(w)), 1
 
@@ -128,16 +128,29 @@ class _WeightGradient(Function):
     def vmap(info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Any:
         x, dy = _clients_first(info, in_dims, x, dy)
         M, C, CO = len(x), x.shape[2], dy.shape[2]
-        if x.dtype != torch.float64 and C <= 32:
+        if _ours("weight", x, C, M, kernel, stride, precision):
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
-        w = _last(x.new_empty((M * CO, C, kernel, kernel)))
+        w = _empty(x, (M * CO, C, kernel, kernel))
         dw = _backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
         return dw.unflatten(0, (M, CO)), 0
 
 
-def _few(x: Tensor, channels: int, clients: int) -> bool:
-    """Whether so few channels are summed over that our own kernel is the faster one."""
-    return x.dtype != torch.float64 and channels <= (32 if clients >= 20 else 15)
+def _ours(what: str, x: Tensor, channels: int, clients: int, kernel: int, stride: int, precision: str) -> bool:
+    """Whether our own kernel is faster, as measured; `channels` are those summed over (of the weights: those of x)."""
+    if x.dtype == torch.float64:
+        return False
+    if stride > 1 or kernel == 1:  # the library works client by client here
+        return True
+    few = 15 if clients < 20 else 32
+    if x.dtype == torch.bfloat16:
+        most = {"forward": few, "input": 128, "weight": 15}[what]
+        return channels <= most or (what == "weight" and channels >= 256)
+    return channels <= {"forward": few, "input": 64 if precision == "tf32" else few, "weight": 32}[what]
+
+
+def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Something of that shape, channels last, for the library to look at."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -44,7 +44,7 @@ def _forward(
     BT: tl.constexpr,
     BO: tl.constexpr,
 ):
-    """out[m, row, co] = Σ_tap x[m, patch(row, tap)] · w[m, tap, co].
+    """out[m, row, co] = Σ_tap x[m, patch(row, tap)] · w[m, co, tap].
 
     `dilation` spreads the input out by zeros, which makes this the gradient of a strided convolution, too.
     """
@@ -78,10 +78,10 @@ def _forward(
             inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
         patch = tl.load(x_row[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
         if CO % BO == 0 and WIDE:
-            weight = tl.load(w_m + t[:, None] * CO + o[None, :])
+            weight = tl.load(w_m + o[:, None] * T + t[None, :])
         else:
-            weight = tl.load(w_m + t[:, None] * CO + o[None, :], mask=(t < T)[:, None] & (o < CO)[None, :], other=0.0)
-        sums = tl.dot(patch, weight, sums, input_precision=PRECISION)
+            weight = tl.load(w_m + o[:, None] * T + t[None, :], mask=(o < CO)[:, None] & (t < T)[None, :], other=0.0)
+        sums = tl.dot(patch, tl.trans(weight), sums, input_precision=PRECISION)
     place = (r.to(tl.int64) * tl.num_programs(2) + m)[:, None] * CO + o[None, :]  # out is (B, OH, OW, M, CO)
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < CO)[None, :])
 
@@ -164,9 +164,9 @@ def _tile(n: int, low: int, high: int) -> int:
 def _product(
     x: Tensor, taps: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int, dilation: int, precision: str
 ) -> Tensor:
-    """(B, M, CO, OH, OW), channels last: x (M, B, C, H, W) with weights `taps` (M, K·K·C, CO)."""
+    """(B, M, CO, OH, OW), channels last: x (M, B, C, H, W) with weights `taps` (M, CO, K·K·C)."""
     M, B, C, H, W = x.shape
-    CO, (OH, OW) = taps.shape[2], size
+    CO, (OH, OW) = taps.shape[1], size
     rows = B * OH * OW
     out = torch.empty((B, OH, OW, M, CO), dtype=x.dtype, device=x.device)
     BO = _tile(CO, 16, 64)
@@ -184,14 +184,14 @@ def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tens
     """Each client's convolution: x (M, B, C, H, W), w (M, CO, C, K, K)."""
     M, CO, C, K, _ = w.shape
     size = ((x.shape[3] + 2 * pad - K) // stride + 1, (x.shape[4] + 2 * pad - K) // stride + 1)
-    taps = w.permute(0, 3, 4, 2, 1).reshape(M, K * K * C, CO).contiguous()
+    taps = w.permute(0, 1, 3, 4, 2).reshape(M, CO, K * K * C).contiguous()
     return _product(x, taps, size, K, stride, pad, 1, precision)
 
 
 def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int, precision: str) -> Tensor:
     """The gradient at inputs of that height and width: a convolution of dy with turned weights."""
     M, CO, C, K, _ = w.shape
-    taps = w.flip(3, 4).permute(0, 3, 4, 1, 2).reshape(M, K * K * CO, C).contiguous()
+    taps = w.flip(3, 4).permute(0, 2, 3, 4, 1).reshape(M, C, K * K * CO).contiguous()
     return _product(dy, taps, size, K, 1, K - 1 - pad, stride, precision)
 
 
@@ -201,7 +201,7 @@ def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, p
     CO, OH, OW = dy.shape[2:]
     T, rows = kernel * kernel * C, B * OH * OW
     BO, BR = _tile(CO, 16, 64), 32
-    BT = _tile(C, 16, 64) if C % 16 == 0 else _tile(T, 16, 128)
+    BT = 64 if C % 64 == 0 else _tile(T, 16, 128)
     programs = triton.cdiv(T, BT) * triton.cdiv(CO, BO) * M
     shares = max(1, min(triton.cdiv(rows, 4 * BR), 528 // programs))
     share = triton.cdiv(triton.cdiv(rows, shares), BR) * BR

@@ -1,0 +1,107 @@
+"""Max pooling in elementary operations, for programs that are compiled.
+
+The library's pooling keeps a 64-bit index for every output, and its gradient is a kernel of its own. Written out, a
+compiler fuses the forward pass with what surrounds it (a bias, a ReLU) and keeps a byte for every output; the gradient
+is one pass that writes every input once. Values and gradients are those of the library: of equal values the first
+counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+_written_out = ContextVar("written_out", default=False)
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Trace pooling layers as elementary operations, for a while."""
+    token = _written_out.set(True)
+    try:
+        yield
+    finally:
+        _written_out.reset(token)
+
+
+class CohortMaxPool2d(nn.Module):
+    """Pooling over windows of k × k that do not overlap."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not _written_out.get():
+            return F.max_pool2d(x, self.k)
+        pooled: Tensor = _MaxPool.apply(x.movedim(-3, -1), self.k)[0]  # type: ignore[no-untyped-call]
+        return pooled.movedim(-1, -3)
+
+
+def replace_pooling(model: nn.Module) -> None:
+    """Replace the layers of `model`, in place, that are plain enough."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if type(module) is nn.MaxPool2d and _is_plain(module):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, CohortMaxPool2d(_side(module.kernel_size)))
+
+
+def _is_plain(layer: nn.MaxPool2d) -> bool:
+    return (
+        not any(v for k, v in vars(layer).items() if k.endswith("_hooks"))
+        and 2 <= _side(layer.kernel_size) <= 4
+        and _side(layer.stride) == _side(layer.kernel_size)
+        and layer.padding in (0, (0, 0))
+        and layer.dilation in (1, (1, 1))
+        and not layer.ceil_mode
+        and not layer.return_indices
+    )
+
+
+def _side(size: Any) -> int:
+    """The side of a square window; 0 if it is not square."""
+    sides = {size} if isinstance(size, int) else set(size)
+    return sides.pop() if len(sides) == 1 else 0
+
+
+class _MaxPool(Function):
+    """(…, H, W, C), k → the largest of each window of k × k, and which it was. Channels last is the fast layout."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        h, w = x.shape[-3] // k, x.shape[-2] // k
+        windows = x[..., : h * k, : w * k, :].unflatten(-2, (w, k)).unflatten(-4, (h, k))
+        best = windows[..., 0, :, 0, :]
+        which = torch.zeros_like(best, dtype=torch.uint8)
+        for number in range(1, k * k):
+            value = windows[..., number // k, :, number % k, :]
+            better = (value > best) | value.isnan()
+            best = torch.where(better, value, best)
+            which = torch.where(better, torch.full_like(which, number), which)
+        return best, which
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, ctx.k = inputs
+        ctx.size = x.shape[-3:-1]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, _: Any) -> Any:
+        (which,), k = ctx.saved_tensors, ctx.k
+        place = torch.arange(k * k, dtype=torch.uint8, device=g.device).view(k, 1, k, 1)
+        chosen = which[..., :, None, :, None, :] == place
+        spread = torch.where(chosen, g[..., :, None, :, None, :], torch.zeros((), dtype=g.dtype, device=g.device))
+        dx = spread.flatten(-5, -4).flatten(-3, -2)
+        rest = [size - n for size, n in zip(ctx.size, dx.shape[-3:-1], strict=True)]
+        return (F.pad(dx, (0, 0, 0, rest[1], 0, rest[0])) if any(rest) else dx), None
