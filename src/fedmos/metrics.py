@@ -58,14 +58,18 @@ class Evaluator:
         return cls(tasks, vectorised=True) if together else None
 
     def __call__(self, xs: Tensor) -> Tensor:
-        with evaluation(self._task), torch.no_grad():
-            if self._at_once is None:
+        if self._at_once is None:
+            with evaluation(self._task), torch.no_grad():
                 self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
-            if self._graphs is None or len(self._samples) > _RECORDED * self._at_once:
-                return self._measure(xs)
-            return self._graphs.run("evaluation", self._measure, xs)
+        if self._graphs is None or len(self._samples) > _RECORDED * self._at_once:
+            return self._measure(xs)
+        return self._graphs.run("evaluation", self._measure, xs)
 
     def _measure(self, xs: Tensor) -> Tensor:
+        with evaluation(self._task), torch.no_grad():
+            return self._of_all_samples(xs)
+
+    def _of_all_samples(self, xs: Tensor) -> Tensor:
         data = self._task.data
         sums = [self._sums(xs, data.x, data.y, self._samples, self._weight)]
         if data.test is not None:

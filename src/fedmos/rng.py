@@ -55,6 +55,14 @@ def fold(key: Tensor, data: Tensor | int) -> Tensor:
     return z ^ _shift(z, 31)
 
 
+def _folded(key: int, data: int) -> int:
+    """`fold` of numbers: the same bits, without tensors."""
+    z = (key + 0x9E3779B97F4A7C15 * (data + 1)) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
 def stream(
     seed: int | Tensor,
     round: int | Tensor,
@@ -64,8 +72,15 @@ def stream(
 ) -> Tensor:
     """The key of one stream, or of one per entry of `client`; seed and round may be int64 tensors on the device."""
     if not isinstance(seed, Tensor):
-        seed = torch.full((), signed(seed), dtype=torch.int64, device=device)
-    key = fold(seed, int(purpose))
+        start = _folded(seed, int(purpose))
+        if not isinstance(round, Tensor):
+            start = _folded(start, round)
+            if not isinstance(client, Tensor):
+                return torch.full((), signed(_folded(start, client)), device=device)
+            return fold(torch.full((), signed(start), device=device), client.to(device))
+        key = torch.full((), signed(start), device=device)
+    else:
+        key = fold(seed, int(purpose))
     key = fold(key, round)
     return fold(key, client.to(device) if isinstance(client, Tensor) else client)
 

@@ -92,9 +92,23 @@ class Chooser:
         self._task, self._crew, self._last = task, crew, last
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
+        self._foreseen: tuple[int, Choice] | None = None
+
+    def foresee(self, t: int) -> None:
+        """Draw the cohort of a round to come, where it depends on nothing that happens until then."""
+        if _foreseeable(self.selector):
+            try:
+                self._foreseen = (t, self._draw(t, torch.empty(0)))
+            except ValueError:  # to be raised in its own round
+                self._foreseen = None
 
     def draw(self, t: int, x: Tensor) -> Choice:
         """This round's cohort; a client drawn more than once trains once, with its weights summed."""
+        if self._foreseen is not None and self._foreseen[0] == t:
+            return self._foreseen[1]
+        return self._draw(t, x)
+
+    def _draw(self, t: int, x: Tensor) -> Choice:
         choice = Choice(
             cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)),
             available=len(self._task.data),
@@ -214,6 +228,12 @@ class Chooser:
         choice.asked.append(Question(ids, samples, gradients, ~torch.isin(ids, choice.holding)))
         choice.holding = torch.cat([choice.holding, ids]).unique()
         choice.samples += int(samples.sum())
+
+
+def _foreseeable(selector: Selector) -> bool:
+    """Whether the class that defines `select` says so; a subclass with a `select` of its own must say it again."""
+    owner = next(kind for kind in type(selector).__mro__ if "select" in vars(kind))
+    return bool(vars(owner).get("foreseeable", False))
 
 
 def _global(view: View, ids: Tensor) -> Tensor:

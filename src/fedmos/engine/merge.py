@@ -114,7 +114,7 @@ class Together:
                 own=cut(done.own, rows),
                 sums=cut(done.sums, slice(i, i + 1)),
                 report=done.report[:, rows],
-                samples=done.samples[rows],
+                samples=lambda: done.samples()[rows],
             )
 
         return [part(i, len(job.ids)) for i, (_, job) in enumerate(jobs)]

@@ -71,7 +71,7 @@ class Compiled:
         began = perf_counter()
         with written_out(), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # that is what `precision` is for
-            traced = make_fx(self._function)(*arguments)
+            traced = make_fx(lambda *given: self._function(*given))(*arguments)
             program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
             program(*arguments)
         self.seconds += perf_counter() - began

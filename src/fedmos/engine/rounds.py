@@ -117,6 +117,7 @@ class Simulation:
         self.crew = Crew(self.task, self.algorithm, self.plan)
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
+        self._step_size: tuple[float, Tensor] | None = None
         self._careful = False
         """Whether every chunk's updates are looked at before they are summed, as once some have not been finite."""
 
@@ -139,7 +140,6 @@ class Simulation:
     def steps(self, evaluate: bool) -> Steps[Record]:
         """A round that asks for its local work and its evaluation instead of doing them."""
         began, t = perf_counter(), self.t
-        self.task.model.module.train()
         choice = self.chooser.draw(t, self.x)
         outcome = yield from self._attempt(choice, evaluate)
         if outcome is None:
@@ -208,6 +208,7 @@ class Simulation:
         if visit is None:
             state = self.state | algorithm.idle(self.x, self.state, ctx)
         measured = (yield Evaluation(x)) if evaluate else report.new_empty(0)
+        self.chooser.foresee(self.t + 1)  # while the device works
         sound, *rest = (yield Read(torch.cat([_finite(x), report.flatten(), measured]))).split(
             [1, *report.shape[1:], *report.shape[1:], len(measured)]
         )
@@ -306,17 +307,22 @@ class Simulation:
             self.clock.now = self.history[-1].clock or 0.0
 
     def _context(self, cohort: Cohort) -> Context:
-        lr = torch.full((), self._lr(self.t), dtype=self.task.model.dtype, device=self.task.model.device)
-        return Context(t=self.t, lr=lr, N=len(self.task.data), S=len(cohort.ids), W=float(cohort.weights.sum()))
+        lr, W = self._on_device(self._lr(self.t)), float(cohort.weights.sum())
+        return Context(t=self.t, lr=lr, N=len(self.task.data), S=len(cohort.ids), W=W)
+
+    def _on_device(self, lr: float) -> Tensor:
+        """The step size as a tensor, kept for as long as it stays."""
+        if self._step_size is None or self._step_size[0] != lr:
+            self._step_size = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
+        return self._step_size[1]
 
     def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, phase: Phase, admit: Admit) -> Steps[Visit]:
         """Let every client of the cohort do its work, and sum what they send in ascending order of clients."""
         reduce = self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
-        weight = dict(zip(cohort.ids.tolist(), cohort.weights.tolist(), strict=True))
-        sums = {name: torch.zeros_like(self.x) for name in reduce}
-        states, kept, reports = [], [], []
-        for ids in self.crew.chunks(cohort.ids):
-            factors = {name: self._factors(rule, ids, weight) for name, (_, rule) in reduce.items()}
+        sums: Vectors = {}
+        states, reports, goods = [], [], []
+        for ids, weights in zip(self.crew.chunks(cohort.ids), self.crew.chunks(cohort.weights), strict=True):
+            factors = {name: self._factors(rule, ids, weights) for name, (_, rule) in reduce.items()}
             done = yield Job(
                 phase=phase,
                 ids=ids,
@@ -332,34 +338,37 @@ class Simulation:
             good = admit(ids, done.samples)
             if self._careful:
                 good = self._good(ids, (yield Read(done.report[0], now=True)) > 0, good)
-            chosen = slice(None) if bool(good.all()) else good.nonzero().flatten().to(self.x.device)
+            whole = bool(good.all())
+            chosen = slice(None) if whole else good.nonzero().flatten().to(self.x.device)
+            goods.append(good)
             states.append((ids[good], {name: v[chosen].clone() for name, v in done.own.items()}))
             reports.append(done.report[:, chosen].clone())
-            kept += ids[good].tolist()
             for name, (upload, _) in reduce.items():
-                if done.sums and bool(good.all()):
-                    sums[name] = sums[name] + done.sums[name][0]
+                if done.sums and whole:
+                    part = done.sums[name][0].clone()
                 else:
-                    sums[name] = _add_rows(sums[name], factors[name][good], done.uploads[upload][chosen])
+                    part = _weighted_sum(factors[name][good], done.uploads[upload][chosen])
+                sums[name] = sums[name] + part if name in sums else part
+        taken = torch.cat(goods)
+        kept = Cohort(cohort.ids[taken], cohort.weights[taken])
         # Where clients were left out, the others' weights are scaled up to the same sum.
-        W = sum(weight[i] for i in kept)
+        W = sum(kept.weights.tolist())
         mean = 1 / W if W else 0.0
-        scale = {"w": ctx.W * mean if len(kept) < len(weight) else 1.0, "avg": mean, "avg/K": mean, "p": 1.0}
+        scale = {"w": 1.0 if bool(taken.all()) else ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
         return Visit(
-            sums={name: scale[rule] * sums[name] for name, (_, rule) in reduce.items()},
-            kept=Cohort(
-                torch.tensor(kept, dtype=torch.int64), torch.tensor([weight[i] for i in kept], dtype=torch.float64)
-            ),
+            sums={
+                name: sums[name] if scale[rule] == 1 else scale[rule] * sums[name] for name, (_, rule) in reduce.items()
+            },
+            kept=kept,
             states=states,
             report=torch.cat(reports, dim=1),
         )
 
-    def _factors(self, rule: str, ids: Tensor, weight: Mapping[int, float]) -> Tensor:
+    def _factors(self, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
         """(M,), float64: what each client's upload is multiplied by."""
         if rule == "p":
             return self.task.data.importance[ids]
-        own = torch.tensor([weight[i] for i in ids.tolist()], dtype=torch.float64)
-        return own / self.task.steps(self.task.data.sizes[ids]) if rule == "avg/K" else own
+        return weights / self.task.steps(self.task.data.sizes[ids]) if rule == "avg/K" else weights
 
     def _good(self, ids: Tensor, finite: Tensor, admitted: Tensor) -> Tensor:
         """(M,): who of those admitted sent finite vectors. Stops the run at others if so told."""
@@ -377,20 +386,21 @@ def _finite(x: Tensor) -> Tensor:
     return x.isfinite().all().to(torch.float64)[None]
 
 
-def _add_rows(total: Tensor, factors: Tensor, rows: Tensor) -> Tensor:
-    """total + Σ factor · row: row after row on a CPU, so that chunks and engines round alike; at once on a GPU."""
+def _weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
+    """Σ factor · row: row after row on a CPU, so that all engines round alike; at once on a GPU."""
     if rows.device.type != "cpu":
-        return total + factors.to(rows.device, rows.dtype) @ rows
-    for factor, row in zip(factors.tolist(), rows, strict=True):
+        return factors.to(rows.device, rows.dtype) @ rows
+    total = factors[0].item() * rows[0] if len(rows) else rows.new_zeros(rows.shape[1])
+    for factor, row in zip(factors[1:].tolist(), rows[1:], strict=True):
         total = total + factor * row
     return total
 
 
-Admit = Callable[[Tensor, Tensor], Tensor]
+Admit = Callable[[Tensor, Callable[[], Tensor]], Tensor]
 """Whose work counts, given the clients of a chunk and how many samples' gradients each computed."""
 
 
-def _everyone(ids: Tensor, samples: Tensor) -> Tensor:
+def _everyone(ids: Tensor, samples: Callable[[], Tensor]) -> Tensor:
     return torch.ones(len(ids), dtype=torch.bool)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -79,7 +80,7 @@ class Done(NamedTuple):
     """Σ factor · upload over each run's clients, (runs, D), where it was computed at once."""
     report: Tensor
     """(2, M), float64: whether all that a client sends is finite, and its loss."""
-    samples: Tensor
+    samples: Callable[[], Tensor]
     """(M,), on the CPU: how many samples' gradients each client computed."""
 
 
@@ -150,7 +151,7 @@ class Crew:
             own={name: v[:M] for name, v in outputs.own.items()},
             sums=outputs.sums,
             report=outputs.report[:, :M],
-            samples=samples_taken(self.task, self._calls[key], sizes),
+            samples=lambda: samples_taken(self.task, self._calls[key], sizes),
         )
 
     def filled(self, job: Job) -> Job:
@@ -169,6 +170,7 @@ class Crew:
         recorded = self._graphs is not None and watch is None
         t: Any = numbers.t if recorded else ctx.t
         W: Any = numbers.W if recorded or len(job.W) > 1 else ctx.W
+        self.task.model.module.train()
         grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps), t)
         algorithm = with_fields(self.algorithm, numbers.fields)
         c = ClientContext(

@@ -24,6 +24,8 @@ class ACS(Selector):
     is the client whose interval holds a point uniform there. One sort, then O(m log N) a round.
     """
 
+    foreseeable = True
+
     m: int
 
     def __post_init__(self) -> None:

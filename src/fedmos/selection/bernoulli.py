@@ -15,6 +15,8 @@ from .selector import Selector, View, equal
 class Bernoulli(Selector):
     """Each client on its own with probability `rate`, drawn again if nobody comes (FedCM); weights 1/|S|."""
 
+    foreseeable = True
+
     rate: float
 
     def __post_init__(self) -> None:

@@ -19,6 +19,8 @@ class Cyclic(Selector):
     The last group may be smaller. Weights p_i/Σ_S p. Of a group, those away are passed over.
     """
 
+    foreseeable = True
+
     m: int
 
     def __post_init__(self) -> None:

@@ -19,6 +19,8 @@ class MD(Selector):
     Called `rand` in Power-of-Choice.
     """
 
+    foreseeable = True
+
     m: int
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -91,6 +91,9 @@ class View:
 
 class Selector:
     """Draws a round's cohort. Subclass it as a frozen dataclass and write `select`."""
+
+    foreseeable: ClassVar[bool] = False
+    """Whether `select` looks at nothing but seed, round, p and n, so that cohorts can be drawn ahead of time."""
 
     @property
     def reports(self) -> Sequence[str]:
