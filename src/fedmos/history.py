@@ -23,7 +23,7 @@ class Record:
     bytes_down: int
     bytes_up: int
     seconds: float
-    """Time spent on the round, evaluation apart."""
+    """Time spent on the round, evaluation apart (on a GPU, where it is queued with the rest, included)."""
     available: int | None = None
     """Clients that could be chosen."""
     short: bool = False

@@ -138,18 +138,23 @@ class Chooser:
         if weights.shape != ids.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
             raise ValueError(f"{owner} a weight ≥ 0 for each client, got {weights.tolist()}")
 
-    def after(self, choice: Choice, kept: Tensor, reports: Vectors, durations: Tensor | None) -> Memory:
-        """What is to be remembered once the round has taken place: who took part, and what they reported."""
+    def after(self, choice: Choice, kept: Tensor, durations: Tensor | None) -> Memory:
+        """What is to be remembered once the round has taken place, what clients report apart."""
         memory = self.memory
         return Memory(
             state=choice.state,
-            reported={name: memory.reported[name].index_copy(0, kept, v) for name, v in reports.items()}
-            or memory.reported,
+            reported=memory.reported,
             picks=memory.picks.index_add(0, kept, torch.ones_like(kept)),
             durations=memory.durations
             if durations is None
             else memory.durations.index_copy(0, choice.cohort.ids, durations),
         )
+
+    @staticmethod
+    def told(memory: Memory, kept: Tensor, reports: Vectors) -> Memory:
+        """The memory with what clients reported."""
+        news = {name: memory.reported[name].index_copy(0, kept, v) for name, v in reports.items()}
+        return memory._replace(reported=memory.reported | news)
 
     def to_dict(self) -> Vectors:
         """Everything remembered, for a checkpoint."""

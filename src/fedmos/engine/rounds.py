@@ -21,7 +21,7 @@ from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..shares import ceil_of
 from ..system import Clock, System
-from .choosing import Choice, Chooser, Cohort, start_reports
+from .choosing import Choice, Chooser, Cohort, Memory, start_reports
 from .clients import ClientStore
 from .local import Watch
 from .task import Task
@@ -74,11 +74,15 @@ class Outcome(NamedTuple):
 
     x: Tensor
     state: Vectors
-    timing: Timing
     visit: Visit | None
     """None where the round is abandoned."""
     losses: Tensor
+    """Mean training losses of the clients kept."""
+    facts: dict[str, Any]
+    remembered: Memory
     metrics: dict[str, float]
+    evaluating: float
+    """Seconds."""
 
 
 @dataclass(kw_only=True)
@@ -146,23 +150,10 @@ class Simulation:
             self._careful = True
             outcome = yield from self._attempt(choice, evaluate)
             assert outcome is not None
-        visit, timing, cohort = outcome.visit, outcome.timing, choice.cohort
-        record = Record(
-            round=t + 1,
-            cohort=cohort.ids.tolist(),
-            weights=cohort.weights.tolist(),
-            bytes_down=self._bytes_down(choice),
-            bytes_up=self._bytes_up(choice),
-            seconds=perf_counter() - began,
-            available=choice.available,
-            short=choice.available < (self.m or 1),
-            probed=choice.samples + self._evaluated(cohort),
-            late=timing.late,
-            abandoned=visit is None,
-            clock=None if self.clock is None else self.clock.now + timing.duration(),
-            **outcome.metrics,
-        )
-        remembered = self.chooser.after(choice, *self._reports(choice, outcome), timing.seconds())
+        visit, remembered = outcome.visit, outcome.remembered
+        if visit is not None and self.chooser.selector.reports:
+            remembered = self.chooser.told(remembered, visit.kept.ids, self._reports(visit.kept.ids, outcome.losses))
+        record = Record(seconds=perf_counter() - began - outcome.evaluating, **(outcome.facts | outcome.metrics))
 
         def commit() -> None:
             for ids, own in [] if visit is None else visit.states:
@@ -207,8 +198,14 @@ class Simulation:
                 x, visit = self.x, None
         if visit is None:
             state = self.state | algorithm.idle(self.x, self.state, ctx)
+        began = perf_counter()
         measured = (yield Evaluation(x)) if evaluate else report.new_empty(0)
-        self.chooser.foresee(self.t + 1)  # while the device works
+        evaluating = perf_counter() - began
+        # While the device works:
+        took_part = cohort.ids[:0] if visit is None else visit.kept.ids
+        remembered = self.chooser.after(choice, took_part, timing.seconds())
+        facts = self._facts(choice, timing, visit is None)
+        self.chooser.foresee(self.t + 1)
         sound, *rest = (yield Read(torch.cat([_finite(x), report.flatten(), measured]))).split(
             [1, *report.shape[1:], *report.shape[1:], len(measured)]
         )
@@ -216,7 +213,32 @@ class Simulation:
         if not (self._careful or (bool(sound) and bool((finite > 0).all()))):
             return None
         names = self.evaluator.names if evaluate else []
-        return Outcome(x, state, timing, visit, losses, dict(zip(names, metrics.tolist(), strict=True)))
+        return Outcome(
+            x=x,
+            state=state,
+            visit=visit,
+            losses=losses,
+            facts=facts,
+            remembered=remembered,
+            metrics=dict(zip(names, metrics.tolist(), strict=True)),
+            evaluating=evaluating,
+        )
+
+    def _facts(self, choice: Choice, timing: Timing, abandoned: bool) -> dict[str, Any]:
+        """What a record says beside the metrics."""
+        return {
+            "round": self.t + 1,
+            "cohort": choice.cohort.ids.tolist(),
+            "weights": choice.cohort.weights.tolist(),
+            "bytes_down": self._bytes_down(choice),
+            "bytes_up": self._bytes_up(choice),
+            "available": choice.available,
+            "short": choice.available < (self.m or 1),
+            "probed": choice.samples + self._evaluated(choice.cohort),
+            "late": timing.late,
+            "abandoned": abandoned,
+            "clock": None if self.clock is None else self.clock.now + timing.duration(),
+        }
 
     def _sound(self, finite: bool) -> bool:
         """Whether the server's new model is finite. Stops the run if it is not, if so told."""
@@ -262,13 +284,11 @@ class Simulation:
         share = 0.0 if self.system is None else self.system.quorum
         return max(1, ceil_of(share, min(self.m or len(cohort.ids), len(cohort.ids))))
 
-    def _reports(self, choice: Choice, outcome: Outcome) -> tuple[Tensor, Vectors]:
-        """Who took part, and what each reports to the selector."""
-        if outcome.visit is None:
-            return choice.cohort.ids[:0], {}
-        names, kept = self.chooser.selector.reports, outcome.visit.kept.ids
-        training = {"loss": outcome.losses} if "loss" in names else {}
-        return kept, training | start_reports(self.task, self.x, kept, names)
+    def _reports(self, kept: Tensor, losses: Tensor) -> Vectors:
+        """What those who took part report to the selector."""
+        names = self.chooser.selector.reports
+        training = {"loss": losses} if "loss" in names else {}
+        return training | start_reports(self.task, self.x, kept, names)
 
     def _bytes_down(self, choice: Choice) -> int:
         """x goes once to everyone asked or chosen, the rest of the message to those chosen."""

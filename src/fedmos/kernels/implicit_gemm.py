@@ -11,8 +11,6 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # Triton has no types, and its kernels are not quite Python.
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -41,7 +39,6 @@ def _forward(
     stride: tl.constexpr,
     pad: tl.constexpr,
     dilation: tl.constexpr,
-    ALONG: tl.constexpr,
     PRECISION: tl.constexpr,
     BR: tl.constexpr,
     BT: tl.constexpr,
@@ -79,10 +76,7 @@ def _forward(
             inside = inside & (h < H) & (v < W)
         elif pad > 0:
             inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
-        place = x_row[:, None] + c[None, :] * x_c + h * x_h + v * x_w
-        if ALONG > 1:
-            place = tl.max_contiguous(place, (ALONG, 1))
-        patch = tl.load(place, mask=inside, other=0.0)
+        patch = tl.load(x_row[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
         if CO % BO == 0 and WIDE:
             weight = tl.load(w_m + o[:, None] * T + t[None, :])
         else:
@@ -119,7 +113,6 @@ def _weight(
     stride: tl.constexpr,
     pad: tl.constexpr,
     share: tl.constexpr,
-    ALONG: tl.constexpr,
     PRECISION: tl.constexpr,
     BR: tl.constexpr,
     BT: tl.constexpr,
@@ -152,10 +145,7 @@ def _weight(
             inside = inside & (t < T)[None, :]
         if pad > 0:
             inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
-        taken = x + m * x_m + (b * x_b)[:, None] + c[None, :] * x_c + h * x_h + v * x_w
-        if ALONG > 1:
-            taken = tl.max_contiguous(taken, (ALONG, 1))
-        patch = tl.load(taken, mask=inside, other=0.0)
+        patch = tl.load(x + m * x_m + (b * x_b)[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
         place = dy + m * dy_m + b * dy_b + oh * dy_h + ow * dy_w
         if CO % BO == 0:
             change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None], other=0.0)
@@ -169,11 +159,6 @@ def _weight(
 def _tile(n: int, low: int, high: int) -> int:
     """The power of two that covers n, within bounds."""
     return max(low, min(high, triton.next_power_of_2(n)))
-
-
-def _along(x: Tensor, width: int, stride: int) -> int:
-    """How many rows of patches, at least, take neighbouring pixels: where images are stored row by row."""
-    return math.gcd(width, 4) if x.stride(4) == 1 and stride == 1 else 1
 
 
 def _product(
@@ -190,7 +175,7 @@ def _product(
     grid = (triton.cdiv(rows, BR), triton.cdiv(CO, BO), M)
     _forward[grid](
         x, taps, out, *x.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, dilation,
-        ALONG=_along(x, OW, stride * dilation), PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps, num_stages=3,
+        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out.permute(0, 3, 4, 1, 2)
 
@@ -226,6 +211,6 @@ def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, p
     grid = (triton.cdiv(T, BT), triton.cdiv(CO, BO) * shares, M)
     _weight[grid](
         x, dy, out, *x.stride(), *dy.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, share,
-        ALONG=_along(x, OW, stride), PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=3,
+        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out.sum(0).view(M, kernel, kernel, C, CO).permute(0, 4, 3, 1, 2).to(x.dtype).contiguous()
