@@ -1,6 +1,6 @@
 """A job of engines.py by Apple's pfl, FedAvg: `python benchmarks/peers/pfl_job.py mnist`.
 
-In memory and without evaluation, metrics or privacy, as its documentation sets up simulations. With two processes:
+In memory and without evaluation (but in the first round, which is warm-up) or privacy, as its documentation sets up simulations. With two processes:
 `python -m torch.distributed.run --nproc_per_node 2 benchmarks/peers/pfl_job.py mnist`.
 """
 
@@ -43,7 +43,7 @@ class User(Dataset):
 
 
 class Module(nn.Module):
-    """What pfl asks of a module: a loss, and metrics (of which it takes one sample, in its first round)."""
+    """What pfl asks of a module: a loss, and metrics, which it takes in its first round whatever one says."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
