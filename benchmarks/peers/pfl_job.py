@@ -1,6 +1,7 @@
 """A job of engines.py by Apple's pfl, FedAvg: `python benchmarks/peers/pfl_job.py mnist`.
 
-In memory and without evaluation (but in the first round, which is warm-up) or privacy, as its documentation sets up simulations. With two processes:
+In memory, without privacy, and without evaluation but in the first round, which is warm-up: as its documentation sets
+up simulations. With two processes:
 `python -m torch.distributed.run --nproc_per_node 2 benchmarks/peers/pfl_job.py mnist`.
 """
 
