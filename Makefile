@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-peers clean
 
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
@@ -23,10 +23,20 @@ lint: $(READY)        ## mend what can be mended
 bench: $(READY)       ## seconds a round of every engine, beside a loop by hand and beside centralised training
 	$(BIN)/python benchmarks/engines.py
 
+bench-peers: $(READY) .venv-pfl/.ready .venv-flower/.ready  ## a FedAvg round beside pfl's and Flower's
+	$(BIN)/python benchmarks/peers.py
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(READY)
 
+# Without dependencies: what peers ask for disagrees with constraints.txt, and left alone would bring another torch.
+.venv-%/.ready: benchmarks/peers/requirements-%.txt constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install -q --disable-pip-version-check -c constraints.txt torch numpy scipy scikit-learn safetensors
+	.venv-$*/bin/pip install -q --disable-pip-version-check --no-deps -r $<
+	touch $@
+
 clean:
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-pfl .venv-flower runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
