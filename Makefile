@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench bench-peers clean
+.PHONY: demo test test-gpu lint bench bench-peers clean
 
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
@@ -14,6 +14,9 @@ test: $(READY)        ## lint, type-check, and run the tests that CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations
+	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/test_conformance.py -k "trajectory or agree or identity"
 
 lint: $(READY)        ## mend what can be mended
 	$(BIN)/ruff check --fix .

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -34,7 +35,11 @@ COHORTS = [(0, 3, 1), (2,), (4, 1, 1, 5), (3, 0), (5, 2, 4, 1, 0), (1,), (3, 5)]
 WEIGHTS = [(0.5, 0.2, 0.1), (0.9,), (0.3, 0.15, 0.1, 0.6), (0.45, 0.8), (0.1, 0.3, 0.2, 0.25, 0.3), (0.7,), (0.4, 0.5)]
 
 
-@pytest.fixture(params=["loop", "batched"])
+DEVICE = os.environ.get("FEDMOS_TEST_DEVICE", "cpu")
+"""`make test-gpu` runs this file with "cuda"."""
+
+
+@pytest.fixture(params=["loop", "batched", "auto"])
 def engine(request):
     return request.param
 
@@ -142,7 +147,7 @@ def train(problem: Problem, algorithm: fm.Algorithm, engine: str, selection: Any
         loss=problem.loss,
         eval_every=rounds,
         seed=SEED,
-        device="cpu",
+        device=DEVICE,
         dtype=torch.float64,
         engine=engine,
         **work,
@@ -705,11 +710,11 @@ def test_engines_agree(case, dtype, tolerance, digits):
             local_steps=2,
             batch_size=5,
             eval_every=20,
-            device="cpu",
+            device=device,
             dtype=dtype,
             engine=engine,
         ).params
-        for engine in ("loop", "batched")
+        for engine, device in (("loop", "cpu"), ("batched", DEVICE))
     )
     assert (loop - batched).norm() <= tolerance * loop.norm()
 

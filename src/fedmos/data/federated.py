@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,7 +190,7 @@ class FederatedData:
     def __repr__(self) -> str:
         return f"FederatedData({len(self)} clients, {int(self.offsets[-1])} samples)"
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
         """n_i."""
         return self.offsets.diff()
