@@ -59,6 +59,7 @@ class Result(Snapshot):
         folder = RunFolder(path)
         folder.claim()
         try:
+            folder.checkpoints.newest()  # so that it is kept
             folder.checkpoints.write(self)
         finally:
             folder.close()

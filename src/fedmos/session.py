@@ -8,7 +8,6 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -152,7 +151,7 @@ class Session:
                 on_bad_update=on_bad_update,
                 availability=availability,
                 system=system,
-                scratch=None if out is None else Path(out).absolute().parent,
+                scratch=None if self._folder is None else self._folder.path,
             )
             if earlier is not None:
                 self.simulation.restore(earlier)

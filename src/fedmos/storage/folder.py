@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from .snapshot import Snapshot
 
 _log = logging.getLogger("fedmos")
 _OURS = {"config.toml", "environment.json", "metrics.jsonl", "log.txt", "lock", "checkpoints"}
+SCRATCH = "fedmos-clients-"
+"""What the names of folders begin with that hold clients' state for the duration of a run."""
 
 
 class RunFolder(os.PathLike[str]):
@@ -52,9 +55,8 @@ class RunFolder(os.PathLike[str]):
         with explained(f"use {self.path}", "use another folder"):
             (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = Lock(self.path / "lock")
-            self.checkpoints.tidy()
-            for path in self.path.glob(".*.partial"):
-                path.unlink()
+            self.checkpoints = Checkpoints(self.path / "checkpoints")
+            self._tidy()
 
     def earlier(self, resume: bool) -> Snapshot | None:
         """What the run is to go on from; None for the beginning. Only for who holds the folder."""
@@ -137,11 +139,17 @@ class RunFolder(os.PathLike[str]):
                 self._lock.release()
         self._diary = self._metrics = self._lock = None
 
+    def _tidy(self) -> None:
+        """Remove what a killed run has left."""
+        for path in (*self.path.glob(".*.partial"), *self.path.glob(f"{SCRATCH}*")):
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        self.checkpoints.tidy()
+
     def _may_be_ours(self) -> bool:
         """Whether it is new, empty, or a run's."""
         if not self.path.is_dir():
             return not self.path.exists()
-        names = {path.name for path in self.path.iterdir() if not path.name.endswith(".partial")}
+        names = {path.name for path in self.path.iterdir() if not path.name.startswith((".", SCRATCH))}
         return names <= _OURS or {"lock", "checkpoints"} <= names
 
     def _describe(self, info: Mapping[str, Any]) -> None:

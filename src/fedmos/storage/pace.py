@@ -14,12 +14,12 @@ Every = int | str | None
 _LEAST = 10.0
 _SHARE = 0.05
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h)")
+TIME = r"^(\d+(?:\.\d+)?) ?(s|min|h)$"
 
 
 def _seconds(text: Any) -> float:
     """Of "30s", "5min" or "1.5h"; zero for anything else."""
-    match = _TIME.fullmatch(text) if isinstance(text, str) else None
+    match = re.fullmatch(TIME, text) if isinstance(text, str) else None
     return 0.0 if match is None else float(match[1]) * _UNITS[match[2]]
 
 

@@ -75,8 +75,9 @@ def encode_rows(clients: Mapping[int, Vectors], ids: frozenset[int]) -> Iterator
     block: list[tuple[int, Vectors]] = []
     size = 0
     for i in sorted(ids):
-        block.append((i, clients[i]))
-        size += sum(v.numel() * v.dtype.itemsize for v in clients[i].values())
+        own = clients[i]
+        block.append((i, own))
+        size += sum(v.numel() * v.dtype.itemsize for v in own.values())
         if size >= _BLOCK:
             yield _encode_block(block)
             block, size = [], 0
