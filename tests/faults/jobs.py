@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  torch.func imports it at its first use, for seconds: here once, not in every fork
+
 import fedmos as fm
 
 COMBINATIONS = {
