@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..storage.files import SCRATCH
 
 _IN_MEMORY = 4 * 2**30
 """Bytes: where all clients together could exceed this, their state goes to a file."""
@@ -44,7 +45,7 @@ class ClientStore(Mapping[int, Vectors]):
         total = sum(clients * v.numel() * v.dtype.itemsize for v in initial.values())
         self._rows: dict[str, _Rows] = {name: _Memory() for name in names}
         if total > in_memory:
-            scratch = Path(tempfile.mkdtemp(prefix="fedmos-clients-", dir=folder))
+            scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             self._rows = {name: _SparseFile(scratch / name, clients, initial[name]) for name in names}
 

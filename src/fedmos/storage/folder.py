@@ -16,7 +16,7 @@ from ..history import History
 from . import toml
 from .checkpoint import Checkpoints
 from .environment import environment
-from .files import Lines, explained, replace_file
+from .files import SCRATCH, Lines, explained, replace_file
 from .lock import Lock
 from .pace import Every, Pace
 from .segments import encode_record
@@ -24,8 +24,6 @@ from .snapshot import Snapshot
 
 _log = logging.getLogger("fedmos")
 _OURS = {"config.toml", "environment.json", "metrics.jsonl", "log.txt", "lock", "checkpoints"}
-SCRATCH = "fedmos-clients-"
-"""What the names of folders begin with that hold clients' state for the duration of a run."""
 
 
 class RunFolder(os.PathLike[str]):
@@ -149,7 +147,11 @@ class RunFolder(os.PathLike[str]):
         """Whether it is new, empty, or a run's."""
         if not self.path.is_dir():
             return not self.path.exists()
-        names = {path.name for path in self.path.iterdir() if not path.name.startswith((".", SCRATCH))}
+        names = {
+            path.name
+            for path in self.path.iterdir()
+            if not (path.name.startswith(SCRATCH) or path.suffix == ".partial")
+        }
         return names <= _OURS or {"lock", "checkpoints"} <= names
 
     def _describe(self, info: Mapping[str, Any]) -> None:
