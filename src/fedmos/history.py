@@ -10,7 +10,7 @@ from .metrics import is_loss
 from .validate import suggest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One round. Metrics are None in rounds that were not evaluated, and where they do not exist."""
 

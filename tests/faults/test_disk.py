@@ -49,7 +49,7 @@ def test_a_full_disk_at_twenty_offsets(small_disk, tmp_path, expected):
     for offset in range(20):
         out, ballast = small_disk / "run", small_disk / "ballast"
         shutil.rmtree(out, ignore_errors=True)
-        ballast.write_bytes(bytes(2 * 2**20 - (8 + 28 * offset) * 1024))
+        ballast.write_bytes(bytes(2 * 2**20 - (120 + 26 * offset) * 1024))
         sentence = jobs.sentence_of(lambda out=out: jobs.train(JOB, out, rounds=6, checkpoint_every=1), tmp_path / "n")
         ballast.unlink()
         if sentence:

@@ -115,12 +115,11 @@ class Checkpoints:
         partial = self.folder / f".{name}.partial"
         partial.mkdir(parents=True)
 
-        def put(file: str, content: bytes) -> Stamp:
-            write_synced(partial / file, content)
-            return Stamp(f"{name}/{file}", len(content), hashlib.sha256(content).hexdigest())
+        def put(file: str, content: Iterable[bytes]) -> Stamp:
+            return Stamp(f"{name}/{file}", *write_synced(partial / file, content))
 
         try:
-            state = put("state.safetensors", _encode_state(snapshot))
+            state = put("state.safetensors", [_encode_state(snapshot)])
             rounds, start = new_rounds(self._rounds, len(snapshot.history))
             if start < len(snapshot.history):
                 stamp = put("history.jsonl", encode_rounds(snapshot.history, start))
@@ -128,7 +127,7 @@ class Checkpoints:
             rows, ids = new_rows(self._rows, changed)
             if ids:
                 blocks = enumerate(encode_rows(snapshot.clients, ids))
-                rows.append(Rows(ids, [put(f"clients-{i}.safetensors", block) for i, block in blocks]))
+                rows.append(Rows(ids, [put(f"clients-{i}.safetensors", [block]) for i, block in blocks]))
             content = {
                 "format": FORMAT,
                 "info": snapshot.info,
@@ -137,7 +136,7 @@ class Checkpoints:
                 "history": [piece.files for piece in rounds],
                 "clients": [piece.files for piece in rows],
             }
-            write_synced(partial / "manifest.json", _seal(content))
+            write_synced(partial / "manifest.json", [_seal(content)])
             sync_folder(partial)
             os.rename(partial, self.folder / name)
         except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,18 +38,23 @@ def explained(deed: str, advice: str) -> Iterator[None]:
         raise StorageError(f"Cannot {deed} because of an error: {error.strerror or error}; {advice}") from error
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """A new file, on the disk for good when this returns."""
+def write_synced(path: Path, content: Iterable[bytes]) -> tuple[int, str]:
+    """A new file, on the disk for good when this returns; its size and SHA-256."""
+    size, sha = 0, hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
-        _write_all(file.fileno(), content)
+        for part in content:
+            _write_all(file.fileno(), part)
+            size += len(part)
+            sha.update(part)
         os.fsync(file.fileno())
+    return size, sha.hexdigest()
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Put a file in the place of another; at no moment is there half of it."""
     new = path.with_name(f".{path.name}.partial")
     try:
-        write_synced(new, content)
+        write_synced(new, [content])
         os.replace(new, path)
     except BaseException:
         with suppress(OSError):

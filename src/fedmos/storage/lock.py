@@ -88,8 +88,8 @@ def _process(pid: int) -> str:
 
 
 def _alive(holder: dict[str, Any]) -> bool:
-    """Whether a holder may still be at work; one on another machine is taken to be."""
-    if not holder or holder.get("host") != platform.node():
+    """Whether a holder may still be at work; one who cannot be asked is taken to be."""
+    if not holder or holder.get("host") != platform.node() or os.name == "nt":
         return bool(holder)
     try:
         os.kill(int(holder["pid"]), 0)

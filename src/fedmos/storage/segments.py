@@ -22,6 +22,7 @@ from .files import Stamp
 
 _BLOCK = 2**26
 """Bytes of client rows in one file, about."""
+_LINES = 256
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,11 @@ def new_rows(earlier: Sequence[Rows], changed: frozenset[int]) -> tuple[list[Row
     return kept, ids
 
 
-def encode_rounds(history: History, start: int) -> bytes:
-    return "".join(f"{encode_record(record)}\n" for record in history.since(start)).encode()
+def encode_rounds(history: History, start: int) -> Iterator[bytes]:
+    """A line for each, some at a time."""
+    records = history.since(start)
+    for i in range(0, len(records), _LINES):
+        yield "".join(f"{encode_record(record)}\n" for record in records[i : i + _LINES]).encode()
 
 
 def encode_record(record: Record) -> str:
