@@ -149,11 +149,11 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
     assert html.count("<polyline") == 2
     assert "http://" not in html.replace("http://www.w3.org/2000/svg", "")
 
-    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors-*.safetensors")}
+    written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("state.safetensors")}
     again = compare(settings, tmp_path, workers=1)
     assert table(settings, again) == (headings, cells)
     assert len(written) == 2 * 2 + 2 * 2
-    assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("tensors-*.safetensors")}  # nothing ran again
+    assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("state.safetensors")}  # nothing ran again
 
 
 @pytest.mark.parametrize(

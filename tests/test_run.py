@@ -258,7 +258,7 @@ def test_save_and_load(quick, tmp_path):
     assert torch.equal(loaded.model[1].weight, result.model[1].weight)
     with pytest.raises(ValueError, match=r"Result\.load\(path, model\)"):
         _ = fm.Result.load(tmp_path / "a" / "result").model
-    (tmp_path / "a" / "result" / "result.json").write_text("{")
+    (tmp_path / "a" / "result" / "checkpoints" / "000001" / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
         fm.Result.load(tmp_path / "a" / "result")
     with pytest.raises(FileNotFoundError, match="there is none"):
@@ -335,7 +335,7 @@ def test_an_empty_folder_is_as_good_as_none(quick, tmp_path):
     quick(out=tmp_path, resume=True, rounds=5)
     assert len(fm.Result.load(tmp_path).history) == 5
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert len(list(tmp_path.glob("tensors-*"))) == 1
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["000001", "000002"]
 
 
 def test_resuming_with_other_data_or_another_model_is_refused(quick, digits, tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +21,7 @@ from . import __version__
 from .cli_data import app as data_app
 
 if TYPE_CHECKING:
+    from .config import RunConfig
     from .result import Result
 
 app = typer.Typer(
@@ -120,19 +125,69 @@ def run(
 
     settings = config.load(config.RunConfig, configuration, set_ or [])
     named = Path("runs") / configuration.stem
-    folder = out or (Path(settings.out) if settings.out else named if resume else _free(named))
-    result = settings.run(
-        settings.algorithm,
-        settings.selection,
-        settings.seed,
-        out=folder,
-        resume=resume,
-        checkpoint_every=settings.checkpoint_every,
-    )
+    _run(settings, out or (Path(settings.out) if settings.out else named if resume else _free(named)), resume)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was cut off.")],
+    set_: Overrides = None,
+) -> None:
+    """Continue a run from its newest checkpoint, to the same bits as if it had never been cut off.
+
+    With --set rounds=N, continues a finished run up to N rounds.
+    """
+    from . import config
+
+    kept = folder / "config.toml"
+    if not kept.exists():
+        raise FileNotFoundError(f"Cannot resume {folder} because it is not a run's folder: it has no config.toml")
+    if "\nfrom_python = true\n" in kept.read_text("utf-8"):
+        raise ValueError(
+            f"Cannot resume {folder} from the command line because it was started from Python; "
+            "use fm.run(..., out=..., resume=True)"
+        )
+    _run(config.load(config.RunConfig, kept, set_ or []), folder, resume=True)
+
+
+def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
+    from .storage import RunFolder
+
+    kept = settings.model_dump(mode="json", exclude_none=True, exclude={"out"})
+    if settings.data.root is not None:
+        kept["data"]["root"] = str(Path(settings.data.root).absolute())
+    with _ending_on_request() as requests:
+        result = settings.run(
+            settings.algorithm,
+            settings.selection,
+            settings.seed,
+            out=RunFolder(folder, kept),
+            resume=resume,
+            checkpoint_every=settings.checkpoint_every,
+        )
     _summary(result, settings.target or {})
     console.print(f"Saved in {folder}", highlight=False)
     if result.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(143 if requests else 130)
+
+
+@contextmanager
+def _ending_on_request() -> Iterator[list[int]]:
+    """Let a request to end (SIGTERM) do what Ctrl-C does: the run is saved first. Gives the requests that came."""
+    requests: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        requests.append(number)
+        if len(requests) == 1:  # some ask several times, while the run is being saved
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield requests
+    except KeyboardInterrupt:  # before the first round
+        raise typer.Exit(143 if requests else 130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _free(folder: Path) -> Path:

@@ -13,6 +13,7 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -117,10 +118,8 @@ def _work(text: str, job: Job, folder: str) -> str:
     method = config.methods[job.method]
     algorithm = Choice(name=method.algorithm.name, **method.algorithm.fields | {"lr": job.lr})
     target = config.target if job.stop else None
-    try:
+    with suppress(DivergenceError):
         config.run(algorithm, method.selection, job.seed, target=target, out=folder, resume=True)
-    except DivergenceError as error:
-        error.result.save(folder)
     return folder
 
 

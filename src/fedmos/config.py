@@ -15,6 +15,7 @@ import fedmos as fm
 
 from . import catalogue
 from .history import METRICS
+from .storage.pace import TIME
 from .validate import suggest
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -158,7 +159,8 @@ class RunConfig(Training):
     selection: Choice
     seed: int = 0
     out: str | None = None
-    checkpoint_every: Count | None = None
+    checkpoint_every: Count | Annotated[str, Field(pattern=TIME)] | None = None
+    """So many rounds, or a time such as "30s" or "5min"."""
 
 
 class Method(Strict):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .metrics import is_loss
 from .validate import suggest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One round. Metrics are None in rounds that were not evaluated, and where they do not exist."""
 
@@ -63,12 +63,13 @@ class History:
     def append(self, record: Record) -> None:
         self._records.append(record)
 
+    def since(self, done: int) -> list[Record]:
+        """The records after the first `done`."""
+        return self._records[done:]
+
     def to_dict(self) -> dict[str, list[Any]]:
         """One list per column."""
         return {f.name: [getattr(record, f.name) for record in self] for f in fields(Record)}
-
-    def to_records(self) -> list[dict[str, Any]]:
-        return [asdict(record) for record in self]
 
     def first(self, metric: str, target: float) -> Record | None:
         """The first record whose metric reached the target; losses count downwards."""

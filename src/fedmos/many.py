@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,18 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     if len(set(folders)) < len(folders):
         raise ValueError("run_many: 'out' must be a folder of its own for each run")
     moved: Moved = {}
-    sessions = [_session(one, moved) for one in given]
-    groups: dict[Any, list[Session]] = {}
-    for number, session in enumerate(sessions):
-        shape = shape_of(session.simulation)
-        groups.setdefault(("alone", number) if shape is None else shape, []).append(session)
-    results: dict[int, Result] = {}
-    interrupted = False
-    for group in groups.values():
-        ended, interrupted = _play(group, interrupted)
-        results |= {id(session): result for session, result in zip(group, ended, strict=True)}
-    return [results[id(session)] for session in sessions]
+    with ExitStack() as folders_in_use:
+        sessions = [folders_in_use.enter_context(closing(_session(one, moved))) for one in given]
+        groups: dict[Any, list[Session]] = {}
+        for number, session in enumerate(sessions):
+            shape = shape_of(session.simulation)
+            groups.setdefault(("alone", number) if shape is None else shape, []).append(session)
+        results: dict[int, Result] = {}
+        interrupted = False
+        for group in groups.values():
+            ended, interrupted = _play(group, interrupted)
+            results |= {id(session): result for session, result in zip(group, ended, strict=True)}
+        return [results[id(session)] for session in sessions]
 
 
 def _session(given: dict[str, Any], moved: Moved) -> Session:

@@ -6,9 +6,8 @@ import logging
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,10 +27,12 @@ from .losses import Loss, LossFunction
 from .metrics import measurable
 from .params import FlatModel
 from .precision import Precision, arithmetic
-from .result import Result, may_hold_result
+from .result import Result
 from .selection.availability import Availability
 from .selection.selector import Selector
 from .shares import ceil_of
+from .storage import RunFolder, Snapshot
+from .storage.pace import Every, is_every
 from .system import System
 from .validate import Rule, boolean, count, integer, non_negative, none, number, one_of, positive, require, suggest
 
@@ -69,7 +70,7 @@ class Session:
         system: System | None,
         out: str | os.PathLike[str] | None,
         resume: bool,
-        checkpoint_every: int | None,
+        checkpoint_every: Every,
         on_bad_update: Any,
         callbacks: Sequence[Callback | Callable[[Record], Any]],
         moved: Moved | None = None,
@@ -79,8 +80,8 @@ class Session:
         _check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
         _check_settings(locals())
         rounds, eval_every, seed, weight_decay = int(rounds), int(eval_every), int(seed), float(weight_decay)
-        local_steps, local_epochs, batch_size, checkpoint_every = (
-            None if v is None else int(v) for v in (local_steps, local_epochs, batch_size, checkpoint_every)
+        local_steps, local_epochs, batch_size = (
+            None if v is None else int(v) for v in (local_steps, local_epochs, batch_size)
         )
         clip = None if clip is None else float(clip)
         loss_ = Loss(loss)
@@ -130,34 +131,39 @@ class Session:
         if out is not None:
             info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
         self._target = _check_target(target, measurable(task))
-        earlier = _earlier(out, resume, info)
-        with arithmetic(precision):
-            plan = self._plan(engine, task, selection, system, rounds, earlier)
-        info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
-        if earlier is not None and "narrowed" in earlier.info:
-            info["narrowed"] = earlier.info["narrowed"]
-        task = replace(task, compiled=plan.compiled)
-        self.simulation = Simulation(
-            task=task,
-            algorithm=algorithm,
-            selector=selection,
-            plan=plan,
-            lr_decay=lr_decay,
-            on_bad_update=on_bad_update,
-            availability=availability,
-            system=system,
-            scratch=None if out is None else Path(out).absolute().parent,
-        )
-        if earlier is not None:
-            self.simulation.restore(earlier)
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
+        self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
+        self._folder = None if out is None else out if isinstance(out, RunFolder) else RunFolder(out)
+        try:
+            earlier = None if self._folder is None else _earlier(self._folder, resume, info)
+            with arithmetic(precision):
+                plan = self._plan(engine, task, selection, system, rounds, earlier)
+            info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
+            if earlier is not None:
+                info |= {key: earlier.info[key] for key in ("narrowed", "recovered") if key in earlier.info}
+            task = replace(task, compiled=plan.compiled)
+            self.simulation = Simulation(
+                task=task,
+                algorithm=algorithm,
+                selector=selection,
+                plan=plan,
+                lr_decay=lr_decay,
+                on_bad_update=on_bad_update,
+                availability=availability,
+                system=system,
+                scratch=None if self._folder is None else self._folder.path,
+            )
+            if earlier is not None:
+                self.simulation.restore(earlier)
+        except BaseException:
+            self.close()
+            raise
         self.task, self.info, self.rounds = task, info, rounds
-        self._out, self._eval_every, self._checkpoint_every = out, eval_every, checkpoint_every
-        self._first, self._fresh = self.simulation.t, earlier is None
+        self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
 
     @staticmethod
     def _plan(
-        engine: str, task: Task, selection: Selector, system: System | None, rounds: int, earlier: Result | None
+        engine: str, task: Task, selection: Selector, system: System | None, rounds: int, earlier: Snapshot | None
     ) -> Plan:
         """How to compute: as the earlier part of the run did, else as asked or as measured."""
         m = _cohort_size(selection, system, len(task.data))
@@ -177,12 +183,13 @@ class Session:
         """The whole run."""
         if Progress.wanted():
             self.watchers.append(Progress(type(self.simulation.algorithm).__name__))
-        with arithmetic(self.task.model.precision):
+        with closing(self), arithmetic(self.task.model.precision):
             self.begin()
+            first = self.simulation.t
             try:
                 while (steps := self.steps()) is not None:
                     try:
-                        with repeatable(self.task) if self.simulation.t == self._first else nullcontext():
+                        with repeatable(self.task) if self.simulation.t == first else nullcontext():
                             record = self.simulation.drive(steps)
                     except torch.OutOfMemoryError:
                         if self.simulation.crew.plan.chunk == 1:
@@ -193,6 +200,7 @@ class Session:
             except KeyboardInterrupt:
                 return self.end(interrupted=True)
             except DivergenceError as error:
+                self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
             return self.end()
@@ -205,6 +213,8 @@ class Session:
         _log.warning("Out of memory: going on with chunks of %d instead of %d clients", self.info["chunk"], plan.chunk)
 
     def begin(self) -> None:
+        if self._folder is not None:
+            self._folder.begin(self.info, self.simulation.history, self._checkpoint_every)
         for watcher in self.watchers:
             watcher.on_start(self.rounds, self.simulation.t)
 
@@ -218,11 +228,20 @@ class Session:
 
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
+        if self._folder is not None:
+            self._folder.note(self.simulation.history)
         for watcher in self.watchers:
             watcher.on_round(record)
-        every = self._checkpoint_every
-        if self._out is not None and every is not None and self.simulation.t % every == 0:
-            self.result().save(self._out)
+        if self._folder is not None and self._folder.due(self.simulation.t):
+            self._save()
+
+    def _save(self, interrupted: bool = False) -> None:
+        """Write a checkpoint if the run has a folder and there is anything new to it."""
+        if self._folder is None or (self._saved == self.simulation.t and not interrupted):
+            return
+        self._folder.save(self.simulation.snapshot(self.info, interrupted), self.simulation.clients.changed)
+        self._saved = self.simulation.t
+        self.info["checkpoints"] = self._folder.cost
 
     def result(self, interrupted: bool = False) -> Result:
         if self.task.compiled:
@@ -230,12 +249,16 @@ class Session:
         return self.simulation.result(self.info, interrupted)
 
     def end(self, interrupted: bool = False) -> Result:
+        self._save(interrupted)
         final = self.result(interrupted)
-        if self._out is not None and (self.simulation.t > self._first or self._fresh):
-            final.save(self._out)
         for watcher in self.watchers:
             watcher.on_end(final)
         return final
+
+    def close(self) -> None:
+        """Let other runs into the folder."""
+        if self._folder is not None:
+            self._folder.close()
 
 
 def _cohort_size(selection: Selector, system: System | None, N: int) -> int:
@@ -299,7 +322,7 @@ _RULES = {
     "precision": one_of("tf32", "bf16") | none,
     "engine": one_of("auto", "loop", "batched"),
     "resume": boolean,
-    "checkpoint_every": count | none,
+    "checkpoint_every": is_every,
     "on_bad_update": one_of("stop", "drop"),
     "callbacks": Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
     "out": Rule("a path or None", lambda v: v is None or isinstance(v, str | os.PathLike)),
@@ -354,22 +377,16 @@ def _met(target: Mapping[str, float], record: Record) -> bool:
     return bool(target) and all(reached(name, getattr(record, name), value) for name, value in target.items())
 
 
-def _earlier(out: str | os.PathLike[str] | None, resume: bool, info: Mapping[str, Any]) -> Result | None:
-    """The saved state to continue from. A folder that holds anything else is refused before work begins."""
-    if out is None:
+def _earlier(folder: RunFolder, resume: bool, info: Mapping[str, Any]) -> Snapshot | None:
+    """What to continue from. A folder that holds anything else is refused before work begins."""
+    folder.claim()
+    earlier = folder.earlier(resume)
+    if earlier is None:
         return None
-    if not may_hold_result(Path(out)):
-        raise FileExistsError(f"Cannot write the run to {out} because it holds something else; use a new folder")
-    if not (Path(out) / "result.json").exists():
-        Path(out).mkdir(parents=True, exist_ok=True)  # so that a folder that cannot be written to is noticed now
-        return None
-    if not resume:
-        raise FileExistsError(f"Cannot write the run to {out} because it exists; use resume=True or a new folder")
-    earlier = Result.load(out)
     for field, value in info.items():
         if field not in ("rounds", "device", "versions") and earlier.info.get(field) != value:
             raise ValueError(
-                f"Cannot resume the run in {out} because its '{field}' is {earlier.info.get(field)!r}, got {value!r}; "
-                "use a new folder"
+                f"Cannot resume the run in {folder.path} because its '{field}' is {earlier.info.get(field)!r}, "
+                f"got {value!r}; use a new folder"
             )
     return earlier

@@ -20,6 +20,7 @@ from .result import Result
 from .selection.availability import Availability
 from .selection.selector import Selector
 from .session import Session
+from .storage.pace import Every
 from .system import System
 
 
@@ -48,7 +49,7 @@ def run(
     system: System | None = None,
     out: str | os.PathLike[str] | None = None,
     resume: bool = False,
-    checkpoint_every: int | None = None,
+    checkpoint_every: Every = None,
     on_bad_update: Literal["stop", "drop"] = "stop",
     callbacks: Sequence[Callback | Callable[[Record], Any]] = (),
 ) -> Result:
@@ -74,9 +75,10 @@ def run(
         engine: "loop" (the plain reference), "batched" (the cohort as one program), or "auto".
         availability: who is there in which round, e.g. `fm.Alternating()`; None for everyone.
         system: a simulated clock with deadlines, e.g. `fm.System(deadline=60, over_select=1.3)`; None for none.
-        out: a folder for the result, written at the end and at every checkpoint.
+        out: a folder for the run: its configuration, metrics, log and checkpoints; see docs/reliability.md.
         resume: continue the run in `out`; start anew if there is none, return the result if it is finished.
-        checkpoint_every: save in `out` after every so many rounds.
+        checkpoint_every: save in `out` after every so many rounds, or after a time such as "30s" or "5min";
+            None saves as often as costs a twentieth of the time, and not more than every ten seconds.
         on_bad_update: at an update that is not finite, "stop" (DivergenceError) or "drop" the client for the round.
         callbacks: `Callback` objects, or functions of a round's record.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..storage.files import SCRATCH
 
 _IN_MEMORY = 4 * 2**30
 """Bytes: where all clients together could exceed this, their state goes to a file."""
@@ -36,21 +37,27 @@ class ClientStore(Mapping[int, Vectors]):
         in_memory: int = _IN_MEMORY,
     ) -> None:
         self._initial = initial
+        self._earlier: Mapping[int, Vectors] = {}
+        self.changed: set[int] = set()
+        """Clients whose state was written since somebody last emptied this."""
         self.last = torch.full((clients,), -1)
         """The round each client last took part in, −1 for never."""
         total = sum(clients * v.numel() * v.dtype.itemsize for v in initial.values())
         self._rows: dict[str, _Rows] = {name: _Memory() for name in names}
         if total > in_memory:
-            scratch = Path(tempfile.mkdtemp(prefix="fedmos-clients-", dir=folder))
+            scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             self._rows = {name: _SparseFile(scratch / name, clients, initial[name]) for name in names}
 
     def read(self, ids: Tensor) -> Vectors:
         """(M, D) for each name; a client that has none yet gets the initial value."""
-        return {
-            name: torch.stack([self._initial[name] if (row := rows.get(i)) is None else row for i in ids.tolist()])
-            for name, rows in self._rows.items()
-        }
+        return {name: torch.stack([self._row(name, i) for i in ids.tolist()]) for name in self._rows}
+
+    def _row(self, name: str, i: int) -> Tensor:
+        row = self._rows[name].get(i)
+        if row is None and i in self._earlier:
+            row = self._earlier[i][name].to(self._initial[name].device)
+        return self._initial[name] if row is None else row
 
     def write(self, ids: Tensor, own: Vectors, t: int) -> None:
         """Keep what clients `ids` left behind in round t."""
@@ -59,13 +66,12 @@ class ClientStore(Mapping[int, Vectors]):
                 self._rows[name].put(i, value)
             self._rows[name].flush()
         self.last[ids] = t
+        if self._rows:
+            self.changed.update(ids.tolist())
 
     def restore(self, clients: Mapping[int, Vectors], last: Tensor) -> None:
-        """Take over the state of an earlier run."""
-        self.last = last.clone()
-        for i in clients:
-            for name, value in clients[i].items():
-                self._rows[name].put(i, value.to(self._initial[name].device))
+        """Take over the state of an earlier run, of which a client's is read when it is first needed."""
+        self.last, self._earlier = last.clone(), clients
 
     def __getitem__(self, i: int) -> Vectors:
         if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0:

@@ -20,6 +20,7 @@ from ..result import Result
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..shares import ceil_of
+from ..storage.snapshot import Snapshot
 from ..system import Clock, System
 from .choosing import Choice, Chooser, Cohort, Memory, start_reports
 from .clients import ClientStore
@@ -301,9 +302,9 @@ class Simulation:
         asked = choice.numbers_up * self.wire.number + choice.vectors_up * self.wire.vector
         return len(choice.cohort.ids) * each + asked
 
-    def result(self, info: dict[str, Any], interrupted: bool) -> Result:
+    def snapshot(self, info: dict[str, Any], interrupted: bool) -> Snapshot:
         """Everything there is to know, on the CPU."""
-        return Result(
+        return Snapshot(
             params=self.x.cpu(),
             history=History(list(self.history)),
             server_state={name: v.cpu() for name, v in self.state.items()},
@@ -312,10 +313,13 @@ class Simulation:
             selection=self.chooser.to_dict(),
             info=info,
             interrupted=interrupted,
-            _model=self.task.model.module_with(self.x),
         )
 
-    def restore(self, result: Result) -> None:
+    def result(self, info: dict[str, Any], interrupted: bool) -> Result:
+        """The same for the caller, with the model."""
+        return Result(**vars(self.snapshot(info, interrupted)), _model=self.task.model.module_with(self.x))
+
+    def restore(self, result: Snapshot) -> None:
         """Continue where `result` ends."""
         device = self.task.model.device
         self.t, self.x = len(result.history), result.params.to(device)
