@@ -33,7 +33,7 @@ BAD_RUNS = {
         "FixedCohorts: 'cohorts' must hold client numbers < 20, got 20",
     ),
     "unknown target": ({"target": {"acuracy": 0.9}}, "got 'acuracy' (did you mean 'accuracy'?)"),
-    "target of NaN": ({"target": {"accuracy": float("nan")}}, "run: 'target['accuracy']' must be a number, got nan"),
+    "target of NaN": ({"target": {"accuracy": float("nan")}}, "run: 'target['accuracy']' must be in [0, 1], got nan"),
     "negative decay": ({"lr_decay": -1}, "run: 'lr_decay' must be > 0, or factors > 0 by round, got -1"),
     "infinite weight decay": ({"weight_decay": float("inf")}, "run: 'weight_decay' must be ≥ 0, got inf"),
     "unknown engine": ({"engine": "warp"}, "run: 'engine' must be one of 'auto', 'loop', 'batched', got 'warp'"),

@@ -93,7 +93,7 @@ class Simulation:
         self.clock = None if self.system is None else Clock(self.system, len(data), self.task.seed)
         self.m = getattr(self.selector, "m", None)
         """The cohort size asked for, before over-selection."""
-        chosen = self.selector if self.system is None else _over_selecting(self.selector, self.system, len(data))
+        chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         self.crew = Crew(self.task, self.algorithm, self.plan)
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
@@ -131,7 +131,8 @@ class Simulation:
         if not abandoned:
             x_new, new = algorithm.server(x, state, visit.sums, self._context(visit.kept))
             expect(algorithm, "server", new, self.state, some=True)
-            abandoned = not self._sound(x_new)
+            changed = [v for name, v in (state | new).items() if v is not self.state[name]]
+            abandoned = not self._sound(x_new, *changed)
         if abandoned:
             state = self.state | algorithm.idle(x, self.state, ctx)
         else:
@@ -172,9 +173,9 @@ class Simulation:
             raise
         return record
 
-    def _sound(self, x: Tensor) -> bool:
-        """Whether the server's new model is finite. Stops the run if it is not, if so told."""
-        finite = bool(x.isfinite().all())
+    def _sound(self, *vectors: Tensor) -> bool:
+        """Whether the server's new model and state are finite. Stops the run if they are not, if so told."""
+        finite = bool(torch.stack([v.isfinite().all() for v in vectors]).all())
         if not finite and self.on_bad_update == "stop":
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
@@ -339,7 +340,7 @@ def _everyone(ids: Tensor, samples: Tensor) -> Tensor:
     return torch.ones(len(ids), dtype=torch.bool)
 
 
-def _over_selecting(selector: Selector, system: System, N: int) -> Selector:
+def over_selecting(selector: Selector, system: System, N: int) -> Selector:
     """The selector with a larger m."""
     if system.over_select == 1:
         return selector
@@ -362,7 +363,12 @@ def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
             return value
 
         return stepped
-    return lambda t: lr * float(np.float64(decay) ** t)
+
+    def each_round(t: int) -> float:
+        with np.errstate(over="ignore", under="ignore"):
+            return lr * float(np.float64(decay) ** t)
+
+    return each_round
 
 
 def check_declaration(algorithm: Algorithm) -> None:
