@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-faults lint bench clean
 
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
@@ -14,6 +14,9 @@ test: $(READY)        ## lint, type-check, and run the tests that CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+test-faults: $(READY) ## the slow suite: fuzzed configurations and data, and other faults
+	$(BIN)/pytest -m slow tests/faults
 
 lint: $(READY)        ## mend what can be mended
 	$(BIN)/ruff check --fix .

@@ -79,22 +79,49 @@ BAD = {
     "NaN inside": (["--set", "algorithm.beta=nan"], "algorithm.beta: must be in [0, 1), got nan"),
     "NaN target": (["--set", "target.accuracy=nan"], "target: must have for accuracy a number that is in [0, 1]"),
     "unknown nested field": (["--set", "data.client=3"], "data.client: unknown field (did you mean 'clients'?)"),
-    "unknown deep field": (["--set", "data.augment.crops=3"], "data.augment.crops: unknown field (did you mean 'crop'?)"),
+    "unknown deep field": (
+        ["--set", "data.augment.crops=3"],
+        "data.augment.crops: unknown field (did you mean 'crop'?)",
+    ),
     "wrong place": (["--set", "clients=3"], "clients: unknown field (did you mean 'data.clients'?)"),
     "system": (["--set", "system.quorun=0.5"], "system.quorun: unknown field (did you mean 'quorum'?)"),
-    "a profile": (["--set", "system.speed={name='LogNorm'}"], "system.speed.name: must be one of Constant, LogNormal, Table"),
-    "a profile's field": (["--set", "system.speed={name='Constant', value=-1}"], "system.speed.value: must be > 0, got -1"),
-    "both kinds of work": (["--set", "local_epochs=1"], "exactly one of local_steps and local_epochs must be given, got both"),
+    "a profile": (
+        ["--set", "system.speed={name='LogNorm'}"],
+        "system.speed.name: must be one of Constant, LogNormal, Table",
+    ),
+    "a profile's field": (
+        ["--set", "system.speed={name='Constant', value=-1}"],
+        "system.speed.value: must be > 0, got -1",
+    ),
+    "both kinds of work": (
+        ["--set", "local_epochs=1"],
+        "exactly one of local_steps and local_epochs must be given, got both",
+    ),
     "precision": (["--set", "precision=fp16"], "precision: must be one of 'tf32', 'bf16', got 'fp16'"),
-    "precision of doubles": (["--set", "precision=bf16", "--set", "dtype=float64"], "precision: must be left out where dtype is float64"),
-    "tf32 on a CPU": (["--set", "precision=tf32", "--set", "device=cpu"], "precision: must be left out or 'bf16' on a CPU"),
+    "precision of doubles": (
+        ["--set", "precision=bf16", "--set", "dtype=float64"],
+        "precision: must be left out where dtype is float64",
+    ),
+    "tf32 on a CPU": (
+        ["--set", "precision=tf32", "--set", "device=cpu"],
+        "precision: must be left out or 'bf16' on a CPU",
+    ),
     "seed of 65 bits": (["--set", "seed=18446744073709551616"], "seed: must be an integer of 64 bits"),
     "no clients": (["--set", "data={name='digits'}"], "data.clients: must be given for the partition IID"),
     "foreign field": (["--set", "data.alpha=1.0"], "data.alpha: has no part in the data set digits"),
-    "augmented text": (["--set", "data={name='shakespeare', clients=5, augment={}}"], "data.augment: must be left out for shakespeare"),
-    "over-selection": (["--set", "selection={name='Full'}", "--set", "system.over_select=1.5"], "system: Cannot over-select with Full"),
+    "augmented text": (
+        ["--set", "data={name='shakespeare', clients=5, augment={}}"],
+        "data.augment: must be left out for shakespeare",
+    ),
+    "over-selection": (
+        ["--set", "selection={name='Full'}", "--set", "system.over_select=1.5"],
+        "system: Cannot over-select with Full",
+    ),
     "a model's field": (["--set", "model.features=0"], "model.features: must be an integer ≥ 1, got 0"),
-    "a partition's field": (["--set", "data.partition.classes=11", "--set", "data.partition.size=[11, 20]"], "data.partition.classes: must be ≤ the data's 10 classes, got 11"),
+    "a partition's field": (
+        ["--set", "data.partition.classes=11", "--set", "data.partition.size=[11, 20]"],
+        "data.partition.classes: must be ≤ the data's 10 classes, got 11",
+    ),
     "bad decay": (["--set", "lr_decay={a=0.5}"], "lr_decay: must have rounds for keys, not 'a'"),
 }
 

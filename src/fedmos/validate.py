@@ -33,7 +33,7 @@ class Rule:
         """What a value must be and is not, or None."""
         if not self.test(v):
             return self.text
-        return f"≤ {self.most:,}" if _number(v) and v > self.most else None
+        return f"≤ {self.most:,}" if isinstance(v, Real) and v > self.most else None
 
 
 def _number(v: Any) -> bool:
