@@ -76,10 +76,10 @@ def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:
     if x.is_floating_point() or task.data.normalize is not None:
         return torch.zeros(1, dtype=torch.int64)
     rows = x.flatten(1) if x.ndim > 1 else x[:, None]
-    low, high = rows.amin(1), rows.amax(1)
+    low, high = rows.amin(1).long(), rows.amax(1).long()
     if index is not None:
         low, high = low[index], high[index]
-    return torch.stack([low.int().argmin() if low.dtype == torch.bool else low.argmin(), high.int().argmax()]).cpu()
+    return torch.stack([low.argmin(), high.argmax()]).cpu()
 
 
 def _targets(task: Task) -> list[Tensor]:
