@@ -128,7 +128,7 @@ def text(most):
     return lambda v: type(v) is str and 0 < len(v) <= most and v.isprintable()
 
 
-COUNT, SEED = integer(1, 10**9), integer(-(2**63), 2**63 - 1)
+COUNT, SEED = integer(1, 10**9), integer(-(2**63), 2**64 - 1)
 POSITIVE, NON_NEGATIVE = real(0, math.inf, open_low=True), real(0, math.inf)
 FRACTION, BELOW_ONE, SHARE = real(0, 1), real(0, 1, open_high=True), real(0, 1, open_low=True)
 
@@ -260,7 +260,7 @@ def faults(table, kind):
             or not all(map(POSITIVE, lrs))
             or set(tune) - {"lr", "seed", "by"}
             or not SEED(tune.get("seed"))
-            or tune["seed"] in (seeds or [])
+            or tune["seed"] in (seeds if type(seeds) is list else [])
             or tune.get("by", "rounds") not in ("rounds", "final")
         ):
             found.append("tune")

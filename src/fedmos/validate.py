@@ -33,7 +33,7 @@ class Rule:
         """What a value must be and is not, or None."""
         if not self.test(v):
             return self.text
-        return f"≤ {self.most:,}" if isinstance(v, Real) and v > self.most else None
+        return f"≤ {self.most:,}" if _larger(v, self.most) else None
 
 
 def _number(v: Any) -> bool:
@@ -41,6 +41,10 @@ def _number(v: Any) -> bool:
         return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
     except OverflowError:  # an integer that is too large for a float
         return False
+
+
+def _larger(v: Any, most: float) -> bool:
+    return isinstance(v, Real) and bool(v > most)  # type: ignore[operator]
 
 
 def _integer(v: Any) -> bool:
@@ -64,7 +68,7 @@ share = Rule("in (0, 1]", lambda v: _number(v) and 0 < v <= 1)
 count = Rule("an integer ≥ 1", lambda v: _integer(v) and v >= 1, MANY)
 whole_number = Rule("an integer ≥ 0", lambda v: _integer(v) and v >= 0, MANY)
 integer = Rule("an integer", _integer)
-seed = Rule("an integer of 64 bits", lambda v: _integer(v) and -(2**63) <= v < 2**63)
+seed = Rule("an integer of 64 bits", lambda v: _integer(v) and -(2**63) <= v < 2**64)
 at_least_one = Rule("≥ 1", lambda v: _number(v) and v >= 1, 1e6)
 pixels = whole_number.up_to(1000)
 boolean = Rule("true or false", lambda v: isinstance(v, bool))
