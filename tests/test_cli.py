@@ -60,18 +60,69 @@ def test_run_trains_saves_and_resumes(folder):
 
 BAD = {
     "unknown field": (["--set", "local_step=3"], "local_step: unknown field (did you mean 'local_steps'?)"),
-    "negative step size": (["--set", "algorithm.lr=-1"], "algorithm: FedMoS: 'lr' must be > 0, got -1"),
+    "negative step size": (["--set", "algorithm.lr=-1"], "algorithm.lr: must be > 0, got -1"),
     "unknown hyper-parameter": (["--set", "algorithm.m=1"], "algorithm.m: FedMoS has no such field"),
     "missing hyper-parameter": (["--set", "algorithm={name='FedProx', lr=0.1}"], "algorithm: FedProx needs mu"),
     "unknown algorithm": (["--set", "algorithm.name=FedMos"], "(did you mean 'FedMoS'?)"),
-    "wrong type": (["--set", "rounds='ten'"], "rounds: must be a valid integer, got 'ten'"),
-    "too small": (["--set", "rounds=0"], "rounds: must be greater than or equal to 1, got 0"),
-    "NaN": (["--set", "weight_decay=nan"], "weight_decay: must be a finite number, got nan"),
-    "cohort too large": (["--set", "selection.m=21"], "ACS: 'm' must be ≤ the number of clients (20), got 21"),
+    "wrong type": (["--set", "rounds='ten'"], "rounds: must be an integer ≥ 1, got 'ten'"),
+    "too small": (["--set", "rounds=0"], "rounds: must be an integer ≥ 1, got 0"),
+    "NaN": (["--set", "weight_decay=nan"], "weight_decay: must be ≥ 0, got nan"),
+    "cohort too large": (["--set", "selection.m=21"], "selection.m: must be ≤ the number of clients (20), got 21"),
     "unknown data": (["--set", "data.name=digit"], "(did you mean 'digits'?)"),
-    "unknown target": (["--set", "target.acc=1.0"], "run: 'target' must name one of"),
+    "unknown target": (["--set", "target.acc=1.0"], "target: must name one of"),
     "bad override": (["--set", "rounds"], "--set must look like key=value, got 'rounds'"),
-    "bad decay": (["--set", "lr_decay={a=0.5}"], "lr_decay: must have rounds for keys, got 'a'"),
+    "strings for numbers": (["--set", "rounds='1'"], "rounds: must be an integer ≥ 1, got '1'"),
+    "true for one": (["--set", "rounds=true"], "rounds: must be an integer ≥ 1, got True"),
+    "1.0 for one": (["--set", "rounds=1.0"], "rounds: must be an integer ≥ 1, got 1.0"),
+    "too large": (["--set", "rounds=10_000_000_000"], "rounds: must be ≤ 1,000,000,000, got 10000000000"),
+    "a long text": (["--set", "loss=" + "x" * 100_000], "loss: must be one of 'cross_entropy', 'mse', 'bce', got 'xxx"),
+    "NaN inside": (["--set", "algorithm.beta=nan"], "algorithm.beta: must be in [0, 1), got nan"),
+    "NaN target": (["--set", "target.accuracy=nan"], "target: must have for accuracy a number that is in [0, 1]"),
+    "unknown nested field": (["--set", "data.client=3"], "data.client: unknown field (did you mean 'clients'?)"),
+    "unknown deep field": (
+        ["--set", "data.augment.crops=3"],
+        "data.augment.crops: unknown field (did you mean 'crop'?)",
+    ),
+    "wrong place": (["--set", "clients=3"], "clients: unknown field (did you mean 'data.clients'?)"),
+    "system": (["--set", "system.quorun=0.5"], "system.quorun: unknown field (did you mean 'quorum'?)"),
+    "a profile": (
+        ["--set", "system.speed={name='LogNorm'}"],
+        "system.speed.name: must be one of Constant, LogNormal, Table",
+    ),
+    "a profile's field": (
+        ["--set", "system.speed={name='Constant', value=-1}"],
+        "system.speed.value: must be > 0, got -1",
+    ),
+    "both kinds of work": (
+        ["--set", "local_epochs=1"],
+        "exactly one of local_steps and local_epochs must be given, got both",
+    ),
+    "precision": (["--set", "precision=fp16"], "precision: must be one of 'tf32', 'bf16', got 'fp16'"),
+    "precision of doubles": (
+        ["--set", "precision=bf16", "--set", "dtype=float64"],
+        "precision: must be left out where dtype is float64",
+    ),
+    "tf32 on a CPU": (
+        ["--set", "precision=tf32", "--set", "device=cpu"],
+        "precision: must be left out or 'bf16' on a CPU",
+    ),
+    "seed of 65 bits": (["--set", "seed=18446744073709551616"], "seed: must be an integer of 64 bits"),
+    "no clients": (["--set", "data={name='digits'}"], "data.clients: must be given for the partition IID"),
+    "foreign field": (["--set", "data.alpha=1.0"], "data.alpha: has no part in the data set digits"),
+    "augmented text": (
+        ["--set", "data={name='shakespeare', clients=5, augment={}}"],
+        "data.augment: must be left out for shakespeare",
+    ),
+    "over-selection": (
+        ["--set", "selection={name='Full'}", "--set", "system.over_select=1.5"],
+        "system: Cannot over-select with Full",
+    ),
+    "a model's field": (["--set", "model.features=0"], "model.features: must be an integer ≥ 1, got 0"),
+    "a partition's field": (
+        ["--set", "data.partition.classes=11", "--set", "data.partition.size=[11, 20]"],
+        "data.partition.classes: must be ≤ the data's 10 classes, got 11",
+    ),
+    "bad decay": (["--set", "lr_decay={a=0.5}"], "lr_decay: must have rounds for keys, not 'a'"),
 }
 
 
@@ -160,12 +211,12 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
     ("change", "sentence"),
     [
         ({"tune": None}, "methods.0.algorithm: FedAvg needs lr"),
-        ({"seeds": [1, 1]}, "seeds must hold different numbers"),
-        ({"tune": {"lr": [0.1], "seed": 0}}, "tune.seed must not be one of seeds"),
-        ({"target": {"acuracy": 0.9}}, "target must name one of"),
+        ({"seeds": [1, 1]}, "seeds: must be different in each place"),
+        ({"tune": {"lr": [0.1], "seed": 0}}, "tune.seed: must not be one of seeds"),
+        ({"target": {"acuracy": 0.9}}, "target: must name one of"),
         (
             {"methods": [{"label": "a", "algorithm": {"name": "FedAvg"}, "selection": {"name": "MD", "m": 999}}]},
-            "'m' must be ≤",
+            "methods.0.selection.m: must be ≤",
         ),
         (
             {"methods": [{"label": "a", "algorithm": {"name": "FedAvgg"}, "selection": {"name": "MD", "m": 9}}]},

@@ -15,6 +15,11 @@ def classified(labels, classes=10) -> dict:
     return {"data": data, "selection": fm.Full(), "model": nn.Linear(64, classes)}
 
 
+def broken(model: nn.Module) -> nn.Module:
+    nn.init.constant_(next(model.parameters()), float("nan"))
+    return model
+
+
 BAD_RUNS = {
     "no rounds": ({"rounds": 0}, "run: 'rounds' must be an integer ≥ 1, got 0"),
     "rounds of a half": ({"rounds": 1.5}, "run: 'rounds' must be an integer ≥ 1, got 1.5"),
@@ -33,7 +38,7 @@ BAD_RUNS = {
         "FixedCohorts: 'cohorts' must hold client numbers < 20, got 20",
     ),
     "unknown target": ({"target": {"acuracy": 0.9}}, "got 'acuracy' (did you mean 'accuracy'?)"),
-    "target of NaN": ({"target": {"accuracy": float("nan")}}, "run: 'target['accuracy']' must be a number, got nan"),
+    "target of NaN": ({"target": {"accuracy": float("nan")}}, "run: 'target['accuracy']' must be in [0, 1], got nan"),
     "negative decay": ({"lr_decay": -1}, "run: 'lr_decay' must be > 0, or factors > 0 by round, got -1"),
     "infinite weight decay": ({"weight_decay": float("inf")}, "run: 'weight_decay' must be ≥ 0, got inf"),
     "unknown engine": ({"engine": "warp"}, "run: 'engine' must be one of 'auto', 'loop', 'batched', got 'warp'"),
@@ -61,6 +66,57 @@ BAD_RUNS = {
     "a sum for a loss": (
         {"loss": lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum")},
         "'loss' must be a mean",
+    ),
+    "too many rounds": ({"rounds": 10**10}, "run: 'rounds' must be ≤ 1,000,000,000, got 10000000000"),
+    "too many steps": ({"local_steps": 10**7}, "run: 'local_steps' must be ≤ 1,000,000, got 10000000"),
+    "digits without end": (
+        {"weight_decay": 10**5000},
+        "run: 'weight_decay' must be ≥ 0, got an integer of about 5001 digits",
+    ),
+    "seed of 65 bits": ({"seed": 2**64}, "run: 'seed' must be an integer of 64 bits"),
+    "a long text": ({"engine": "x" * 10**7}, "got 'xxxxxxxxxx"),
+    "accuracy in percent": ({"target": {"accuracy": 95}}, "run: 'target['accuracy']' must be in [0, 1], got 95"),
+    "step size of doubles": (
+        {"algorithm": fm.FedAvg(lr=1e39)},
+        "FedAvg: 'lr' must stay finite in float32 over 3 rounds, got 1e+39",
+    ),
+    "growing step size": (
+        {"rounds": 10**6, "lr_decay": 1.5},
+        "FedAvg: 'lr' must stay finite in float32 over 1000000 rounds",
+    ),
+    "device without memory": (
+        {"device": "meta"},
+        "run: 'device' must be 'auto' or a device of this machine, got 'meta'",
+    ),
+    "weights of NaN": ({"model": broken(nn.Linear(64, 10))}, "its initial weights are not finite"),
+    "samples of doubles": (
+        classified([0, 1]) | {"data": fm.FederatedData.from_arrays([(np.full((2, 64), 1e300), [0, 1])])},
+        "Cannot train on the training samples because they hold 1e+300, which is no number of float32",
+    ),
+    "NaN in a data set": (
+        {
+            "data": fm.Dataset("mine", np.full((8, 64), np.nan, np.float32), np.zeros(8, int)).partition(
+                fm.partition.IID(), 4
+            )
+        },
+        "Cannot train on the training samples because they hold nan",
+    ),
+    "words beyond the vocabulary": (
+        {
+            "data": fm.FederatedData.from_arrays([([[0, 1]] * 50 + [[2**40, 0]] + [[0, 1]] * 50, [0] * 101)]),
+            "model": nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(4, 2)),
+            "selection": fm.Full(),
+        },
+        "because it fails there: index out of range",
+    ),
+    "bce of classes": (
+        {
+            "data": fm.FederatedData.from_arrays([(np.zeros((2, 3), np.float32), [0.0, 2.0])]),
+            "model": nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)),
+            "selection": fm.Full(),
+            "loss": "bce",
+        },
+        "Cannot use bce because some targets are not in [0, 1]",
     ),
     "callbacks of numbers": ({"callbacks": [5]}, "run: 'callbacks' must be Callback objects or functions, got 5"),
     "resume without a folder": ({"resume": True}, "run: 'out' must be a folder"),
@@ -104,6 +160,25 @@ def test_an_occupied_folder_is_refused_before_training(quick, tmp_path):
             "FedMoS: 'first_batch' must be one of 'full' or an integer ≥ 1, got 0",
         ),
         (lambda: fm.FedMoS(lr=0.1, variant="new"), "FedMoS: 'variant' must be one of 'paper', 'released', got 'new'"),
+        (lambda: fm.GHBM(lr=0.1, tau=10**6), "GHBM: 'tau' must be ≤ 10,000, got 1000000"),
+        (lambda: fm.FedAdam(lr=0.1, tau=1e200), "FedAdam: 'tau' must be ≤ 1,000,000,000.0, got 1e+200"),
+        (lambda: fm.Trace(5), "Trace: 'rows' must be a list of rows or a file, got 5"),
+        (lambda: fm.Table(5), "Table: 'numbers' must be a list of numbers or a file, got 5"),
+        (lambda: fm.LogNormal(median=1.0, sigma=100), "LogNormal: 'sigma' must be ≤ 20, got 100"),
+        (lambda: fm.Normalize(mean=0.0, std=0.0), "Normalize: 'std' must be > 0, got 0.0"),
+        (lambda: fm.models.logistic(features=2.0), "logistic: 'features' must be an integer ≥ 1, got 2.0"),
+        (lambda: fm.models.resnet18(width=10**5), "resnet18: a model must have at most 2,000,000,000 parameters"),
+        (
+            lambda: fm.FederatedData.from_arrays([(np.ma.MaskedArray([1.0, 2.0], [True, False]), [0, 1])]),
+            "x of client 0 must be an array of numbers: some of it is masked",
+        ),
+        (
+            lambda: fm.FederatedData.from_arrays([([1.0], np.array([2**63], np.uint64))]),
+            "y of client 0 must be integers of 64 bits with a sign, got 9223372036854775808",
+        ),
+        (lambda: fm.FederatedData.from_arrays([(np.zeros((2, 0)), [0, 1])]), "must have numbers in each sample"),
+        (lambda: fm.FederatedData.from_arrays(5), "'clients' must be a list of pairs (x, y), got 5"),
+        (lambda: fm.FederatedData.from_arrays([([1.0], [0])], importance=["1"]), "'importance' must be a number ≥ 0"),
         (lambda: fm.Uniform(m=0), "Uniform: 'm' must be an integer ≥ 1, got 0"),
         (lambda: fm.Uniform(m=True), "Uniform: 'm' must be an integer ≥ 1, got True"),
         (lambda: fm.Uniform(m=3, weights="even"), "Uniform: 'weights' must be one of"),
@@ -119,6 +194,23 @@ def test_bad_fields(make, sentence):
     with pytest.raises(ValueError) as error:
         make()
     assert sentence in str(error.value)
+
+
+def test_a_federation_put_together_by_hand_is_looked_at(quick, digits):
+    wrong = torch.full_like(digits.index, 10**6)
+    for part, value in {
+        "index": wrong,
+        "offsets": digits.offsets.flip(0),
+        "importance": digits.importance * torch.nan,
+        "y": digits.y[:5],
+        "normalize": fm.Normalize(mean=(0.1, 0.2, 0.3), std=1.0),
+    }.items():
+        with pytest.raises(ValueError, match=f"FederatedData: '{part}' must fit the other parts"):
+            quick(data=dataclasses.replace(digits, **{part: value}))
+
+
+def test_nobody_comes_with_a_tiny_rate(quick):
+    assert all(len(record.cohort) == 1 for record in quick(selection=fm.Bernoulli(rate=1e-300)).history)
 
 
 def test_every_algorithm_refuses_a_negative_step_size():

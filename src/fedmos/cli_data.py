@@ -131,15 +131,16 @@ def show(
     mnist.svg
     """
     from . import catalogue, config
+    from .config_text import override
     from .data import datasets
 
     _known([name])
     fields: dict[str, Any] = {}
     for item in set_ or []:
-        config._override(fields, item)
+        override(fields, item)
     if fields and partition is None:
         raise ValueError("data show: '--set' needs '--partition'")
-    chosen = config.Choice(name=partition, **fields) if partition else None
+    chosen = config.parse(config.Choice, fields | {"name": partition}, "partition") if partition else None
     scheme = None if chosen is None else config.build("partition", chosen, catalogue.partitions())
     dataset = datasets.load(name, root)
     if scheme is None:

@@ -22,6 +22,8 @@ _NAMED: dict[str, Callable[..., Tensor]] = {
     "bce": F.binary_cross_entropy_with_logits,
 }
 
+NAMES = tuple(_NAMED)
+
 
 class Loss:
     """A loss by name or as a callable (outputs, targets) → mean over the batch."""

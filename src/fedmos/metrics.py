@@ -15,6 +15,7 @@ from .engine.graphs import Graphs
 from .engine.program import Compiled
 from .engine.task import Task
 from .losses import per_sample
+from .validate import Rule, fraction, number
 
 _SAMPLES_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**26
@@ -25,6 +26,11 @@ _RECORDED = 64
 def is_loss(metric: str) -> bool:
     """Whether smaller is better."""
     return metric.endswith("loss")
+
+
+def target_rule(metric: str) -> Rule:
+    """What a target for the metric must be."""
+    return number if is_loss(metric) else fraction
 
 
 class Evaluator:

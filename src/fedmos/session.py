@@ -16,6 +16,7 @@ from torch import nn
 from . import __version__
 from .algorithm import Algorithm
 from .callbacks import Callback, Progress
+from .checks import check_parts
 from .data.federated import FederatedData
 from .engine import Plan, choose_plan, override, resumed_plan
 from .engine.fitness import check_fit, repeatable
@@ -24,17 +25,32 @@ from .engine.rounds import Decay, DivergenceError, Simulation, Steps, check_decl
 from .engine.task import Moved, Task, on_device
 from .history import METRICS, Record, reached
 from .losses import Loss, LossFunction
-from .metrics import measurable
+from .metrics import measurable, target_rule
 from .params import FlatModel
 from .precision import Precision, arithmetic
 from .result import Result
 from .selection.availability import Availability
 from .selection.selector import Selector
 from .shares import ceil_of
+from .shown import shown
 from .storage import RunFolder, Snapshot
 from .storage.pace import Every, is_every
 from .system import System
-from .validate import Rule, boolean, count, integer, non_negative, none, number, one_of, positive, require, suggest
+from .validate import (
+    LARGE,
+    LOCAL,
+    Rule,
+    boolean,
+    count,
+    non_negative,
+    none,
+    one_of,
+    positive,
+    require,
+    suggest,
+    whole_number,
+)
+from .validate import seed as seed_rule
 
 _log = logging.getLogger("fedmos")
 
@@ -85,12 +101,22 @@ class Session:
         )
         clip = None if clip is None else float(clip)
         loss_ = Loss(loss)
-        device_ = _device(device)
-        _check_precision(precision, dtype, device_)
+        device_ = find_device(device)
+        check_precision(precision, dtype, device_)
         check_declaration(algorithm)
-        selection.validate(len(data))
-        if availability is not None:
-            availability.validate(len(data))
+        check_parts(
+            {
+                "algorithm": algorithm,
+                "selection": selection,
+                "data": data,
+                "availability": availability,
+                "system": system,
+                "lr_decay": lr_decay,
+                "rounds": rounds,
+                "dtype": dtype,
+            },
+            seed,
+        )
 
         if device_.type == "cpu":
             keep_memory()
@@ -130,7 +156,7 @@ class Session:
         }
         if out is not None:
             info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
-        self._target = _check_target(target, measurable(task))
+        self._target = check_target(target, measurable(task))
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
         self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
         self._folder = None if out is None else out if isinstance(out, RunFolder) else RunFolder(out)
@@ -304,20 +330,20 @@ def _check_kinds(**given: Any) -> None:
 
 def _is_decay(v: Any) -> bool:
     if isinstance(v, Mapping):
-        return all(integer.test(key) and key >= 0 and positive.test(factor) for key, factor in v.items())
+        return all(whole_number.fault(key) is None and positive.test(factor) for key, factor in v.items())
     return positive.test(v)
 
 
 _RULES = {
     "rounds": count,
-    "local_steps": count | none,
-    "local_epochs": count | none,
+    "local_steps": count.up_to(LOCAL) | none,
+    "local_epochs": count.up_to(LOCAL) | none,
     "batch_size": count | none,
     "lr_decay": Rule("> 0, or factors > 0 by round", _is_decay),
-    "weight_decay": non_negative,
-    "clip": positive | none,
+    "weight_decay": non_negative.up_to(LARGE),
+    "clip": positive.up_to(LARGE) | none,
     "eval_every": count,
-    "seed": integer,
+    "seed": seed_rule,
     "dtype": one_of(*_DTYPES),
     "precision": one_of("tf32", "bf16") | none,
     "engine": one_of("auto", "loop", "batched"),
@@ -334,7 +360,7 @@ def _check_settings(given: Mapping[str, Any]) -> None:
         require("run", name, given[name], rule)
     for callback in given["callbacks"] or ():
         if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
-            raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {callback!r}")
+            raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {shown(callback)}")
     if (given["local_steps"] is None) == (given["local_epochs"] is None):
         got = "both" if given["local_steps"] is not None else "neither"
         raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
@@ -342,34 +368,37 @@ def _check_settings(given: Mapping[str, Any]) -> None:
         raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
 
 
-def _check_precision(precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
+def check_precision(precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
     if precision is not None and dtype != torch.float32:
         raise ValueError(f"run: 'precision' must be None where 'dtype' is {dtype}, got {precision!r}")
     if precision == "tf32" and device.type != "cuda":
         raise ValueError("run: 'precision' must be None or 'bf16' on a CPU, got 'tf32'")
 
 
-def _device(device: str | torch.device) -> torch.device:
-    if device == "auto":
+def find_device(device: str | torch.device) -> torch.device:
+    """The device of that name, if this machine has it."""
+    if isinstance(device, str) and device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        if not isinstance(device, str | torch.device):
+            raise TypeError
         chosen = torch.device(device)
-        torch.zeros(1, device=chosen)
+        torch.zeros(1, device=chosen).item()  # which a "meta" device has not
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f"run: 'device' must be 'auto' or a device of this machine, got {device!r}") from error
+        raise ValueError(f"run: 'device' must be 'auto' or a device of this machine, got {shown(device)}") from error
     return chosen
 
 
-def _check_target(target: Mapping[str, float] | None, known: list[str]) -> Mapping[str, float]:
+def check_target(target: Mapping[str, float] | None, known: list[str]) -> Mapping[str, float]:
     if target is None:
         return {}
     if not isinstance(target, Mapping):
-        raise ValueError(f"run: 'target' must map metrics to numbers, got {target!r}")
+        raise ValueError(f"run: 'target' must map metrics to numbers, got {shown(target)}")
     for metric, value in target.items():
         if metric not in known:
             hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), known)
-            raise ValueError(f"run: 'target' must name one of {', '.join(known)}, got {metric!r}{hint}")
-        require("run", f"target[{metric!r}]", value, number)
+            raise ValueError(f"run: 'target' must name one of {', '.join(known)}, got {shown(metric)}{hint}")
+        require("run", f"target[{metric!r}]", value, target_rule(metric))
     return {metric: float(value) for metric, value in target.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .rng import Purpose, draws, fold, stream
-from .validate import Rule, check, fraction, non_negative, none, positive
+from .shown import one_line, shown
+from .validate import Rule, at_least_one, check, fraction, non_negative, none, positive, require
 
 LOSS_COST = 1 / 3
 """Computing a sample's loss takes this share of the time of its gradient."""
@@ -47,7 +48,7 @@ class LogNormal:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        check(self, median=positive, sigma=non_negative)
+        check(self, median=positive, sigma=non_negative.up_to(20))
 
     def values(self, N: int, key: Tensor) -> Tensor:
         u = draws(key, 2 * N).view(2, N)  # Box and Muller's transform
@@ -68,11 +69,15 @@ class Table:
             try:
                 with Path(numbers).open(newline="", encoding="utf-8") as file:
                     numbers = [float(row[self.column]) for row in csv.DictReader(file)]
-            except (KeyError, ValueError, TypeError, OSError) as error:
-                raise ValueError(f"Table: {numbers} must have numbers in a column '{self.column}'") from error
+            except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
+                raise ValueError(
+                    f"Table: {one_line(str(numbers), 100)} must have numbers in a column '{self.column}'"
+                ) from error
+        elif not isinstance(numbers, Iterable):
+            raise ValueError(f"Table: 'numbers' must be a list of numbers or a file, got {shown(numbers)}")
+        numbers = list(numbers)
         for number in numbers:
-            if not positive.test(number):
-                raise ValueError(f"Table: 'numbers' must be > 0, got {number!r}")
+            require("Table", "numbers", number, positive)
         object.__setattr__(self, "numbers", tuple(float(v) for v in numbers))
 
     def values(self, N: int, key: Tensor) -> Tensor:
@@ -111,14 +116,13 @@ class System:
     quorum: float = 0.0
 
     def __post_init__(self) -> None:
-        more = Rule("≥ 1", lambda v: positive.test(v) and v >= 1)
         check(
             self,
             speed=_profile,
             down=_profile,
             up=_profile,
             deadline=positive | none,
-            over_select=more,
+            over_select=at_least_one,
             quorum=fraction,
         )
 

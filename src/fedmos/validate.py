@@ -6,9 +6,11 @@ import difflib
 import importlib
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
+
+from .shown import shown
 
 
 @dataclass(frozen=True)
@@ -17,17 +19,44 @@ class Rule:
 
     text: str
     test: Callable[[Any], bool]
+    most: float = math.inf
+    """Larger numbers are slips of the finger: they would take all memory, or overflow."""
 
     def __or__(self, other: Rule) -> Rule:
-        return Rule(f"{self.text} or {other.text}", lambda v: self.test(v) or other.test(v))
+        text = f"{self.text} or {other.text}"
+        return Rule(text, lambda v: self.test(v) or other.test(v), min(self.most, other.most))
+
+    def up_to(self, most: float) -> Rule:
+        return replace(self, most=most)
+
+    def fault(self, v: Any) -> str | None:
+        """What a value must be and is not, or None."""
+        if not self.test(v):
+            return self.text
+        return f"≤ {self.most:,}" if _larger(v, self.most) else None
 
 
 def _number(v: Any) -> bool:
-    return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
+    try:
+        return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
+    except OverflowError:  # an integer that is too large for a float
+        return False
+
+
+def _larger(v: Any, most: float) -> bool:
+    return isinstance(v, Real) and bool(v > most)  # type: ignore[operator]
 
 
 def _integer(v: Any) -> bool:
     return isinstance(v, Integral) and not isinstance(v, bool)
+
+
+MANY = 10**9
+"""No count of anything is larger."""
+LOCAL = 10**6
+"""No client takes more steps or epochs in a round."""
+LARGE = 1e30
+"""Beyond this, products overflow in float32."""
 
 
 number = Rule("a number", _number)
@@ -36,9 +65,12 @@ non_negative = Rule("≥ 0", lambda v: _number(v) and v >= 0)
 fraction = Rule("in [0, 1]", lambda v: _number(v) and 0 <= v <= 1)
 below_one = Rule("in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
 share = Rule("in (0, 1]", lambda v: _number(v) and 0 < v <= 1)
-count = Rule("an integer ≥ 1", lambda v: _integer(v) and v >= 1)
-whole_number = Rule("an integer ≥ 0", lambda v: _integer(v) and v >= 0)
+count = Rule("an integer ≥ 1", lambda v: _integer(v) and v >= 1, MANY)
+whole_number = Rule("an integer ≥ 0", lambda v: _integer(v) and v >= 0, MANY)
 integer = Rule("an integer", _integer)
+seed = Rule("an integer of 64 bits", lambda v: _integer(v) and -(2**63) <= v < 2**64)
+at_least_one = Rule("≥ 1", lambda v: _number(v) and v >= 1, 1e6)
+pixels = whole_number.up_to(1000)
 boolean = Rule("true or false", lambda v: isinstance(v, bool))
 none = Rule("None", lambda v: v is None)
 
@@ -52,8 +84,9 @@ def one_of(*options: Any) -> Rule:
 
 
 def require(owner: str, field: str, value: Any, rule: Rule) -> None:
-    if not rule.test(value):
-        raise ValueError(f"{owner}: '{field}' must be {rule.text}, got {value!r}")
+    fault = rule.fault(value)
+    if fault is not None:
+        raise ValueError(f"{owner}: '{field}' must be {fault}, got {shown(value)}")
 
 
 def check(obj: Any, **rules: Rule) -> None:
@@ -64,7 +97,7 @@ def check(obj: Any, **rules: Rule) -> None:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """ " (did you mean 'local_steps'?)" or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word[:100], list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

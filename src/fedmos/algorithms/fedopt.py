@@ -54,7 +54,7 @@ class FedAdam(Algorithm):
     server_state = ("m", "v")
 
     def __post_init__(self) -> None:
-        check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive)
+        check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive.up_to(1e9))
 
     def init(self, x: Tensor) -> Vectors:
         return {"v": torch.full_like(x, self.tau**2)}
@@ -80,7 +80,7 @@ class FedYogi(Algorithm):
     server_state = ("m", "v")
 
     def __post_init__(self) -> None:
-        check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive)
+        check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive.up_to(1e9))
 
     def init(self, x: Tensor) -> Vectors:
         return {"v": torch.full_like(x, self.tau**2)}
@@ -106,7 +106,7 @@ class FedAdagrad(Algorithm):
     server_state = ("m", "v")
 
     def __post_init__(self) -> None:
-        check(self, lr=positive, server_lr=positive, beta1=below_one, tau=positive)
+        check(self, lr=positive, server_lr=positive, beta1=below_one, tau=positive.up_to(1e9))
 
     def init(self, x: Tensor) -> Vectors:
         return {"v": torch.full_like(x, self.tau**2)}

@@ -37,7 +37,14 @@ class GHBM(Algorithm):
     down = ("x", "m")
 
     def __post_init__(self) -> None:
-        check(self, lr=positive, beta=non_negative, tau=count, server_lr=positive, start=one_of("zero", "x0"))
+        check(
+            self,
+            lr=positive,
+            beta=non_negative,
+            tau=count.up_to(10_000),
+            server_lr=positive,
+            start=one_of("zero", "x0"),
+        )
 
     @property
     def server_state(self) -> Sequence[StateName]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..rng import draws
-from ..validate import boolean, check, whole_number
+from ..validate import boolean, check, pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Augment:
     flip: bool = True
 
     def __post_init__(self) -> None:
-        check(self, crop=whole_number, flip=boolean)
+        check(self, crop=pixels, flip=boolean)
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
         """Stored images (n, channels, height, width) as a client sees them; `key` is (n,), int64."""

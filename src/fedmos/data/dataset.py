@@ -11,7 +11,9 @@ import numpy as np
 import torch
 
 from ..rng import Purpose, generator
-from ..validate import count, integer, require
+from ..shown import shown
+from ..validate import count, require
+from ..validate import seed as seed_rule
 from .federated import FederatedData, Normalize, importance_of
 from .partition import Natural
 from .partition.flower import FromFlower, is_flower
@@ -70,11 +72,11 @@ class Dataset:
         """
         scheme = FromFlower(scheme) if is_flower(scheme) else scheme
         if isinstance(scheme, type | str) or not hasattr(scheme, "split"):
-            raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {scheme!r}")
+            raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {shown(scheme)}")
         by_owner = getattr(scheme, "divides", "label") == "owner"
         if clients is not None or not getattr(scheme, "sets_clients", False):
             require("partition", "clients", clients, count)
-        require("partition", "seed", seed, integer)
+        require("partition", "seed", seed, seed_rule)
         if by_owner and self.owner is None:
             raise ValueError(f"Cannot divide {self.name} by owner because its samples have none; use another partition")
         # A partition of somebody else's may write into what it is given.

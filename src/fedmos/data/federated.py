@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..shown import one_line, shown
+from ..validate import number, positive, require
 from .augment import Augment
 
 if TYPE_CHECKING:
@@ -37,9 +39,18 @@ class Normalize:
     scale: float = 255.0
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            if isinstance(value := getattr(self, name), Sequence):
-                object.__setattr__(self, name, tuple(value))
+        for name, rule in (("mean", number), ("std", positive)):
+            value = getattr(self, name)
+            if isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, name, value := tuple(value))
+            for v in value if isinstance(value, tuple) else (value,):
+                require("Normalize", name, v, rule)
+        require("Normalize", "scale", self.scale, positive)
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether there is a number for each channel."""
+        own = [len(v) for v in (self.mean, self.std) if isinstance(v, tuple)]
+        return not own or (x.ndim > 1 and all(n in (1, x.shape[1]) for n in own))
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         def column(v: float | tuple[float, ...]) -> Tensor | float:
@@ -82,6 +93,8 @@ class FederatedData:
         samples), scaled to sum to one. Arrays keep their dtype; floating ones are cast to the run's
         dtype on use.
         """
+        if not isinstance(clients, Iterable):
+            raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {shown(clients)}")
         pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
         if not pairs:
             raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
@@ -178,6 +191,19 @@ class FederatedData:
         """The same federation with another normalisation or augmentation; what is not given stays."""
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
 
+    def validate(self) -> None:
+        """Refuse a federation whose parts contradict each other, as one put together by hand may."""
+        entries, offsets, p = self.x if self.index is None else self.index, self.offsets, self.importance
+        for name, right in (
+            ("y", len(self.x) == len(self.y) > 0),
+            ("offsets", _is_offsets(offsets) and int(offsets[-1]) <= len(entries)),
+            ("index", self.index is None or _is_index(self.index, len(self.x))),
+            ("importance", p.shape == (len(offsets) - 1,) and bool((p.isfinite() & (p >= 0)).all())),
+            ("normalize", self.normalize is None or self.normalize.fits(self.x)),
+        ):
+            if not right:
+                raise ValueError(f"FederatedData: '{name}' must fit the other parts; use from_arrays or a partition")
+
     def describe(self) -> Description:
         """How many samples clients have, and how different their labels are; prints as a table, and plots."""
         from .describe import describe
@@ -218,6 +244,16 @@ class FederatedData:
         return self.x[where], self.y[where]
 
 
+def _is_offsets(offsets: Tensor) -> bool:
+    whole = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
+    return whole and int(offsets[0]) == 0 and bool((offsets.diff() > 0).all())
+
+
+def _is_index(index: Tensor, samples: int) -> bool:
+    whole = index.dtype == torch.int64 and index.ndim == 1 and len(index) > 0
+    return whole and int(index.min()) >= 0 and int(index.max()) < samples
+
+
 def offsets_of(sizes: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
 
@@ -227,8 +263,11 @@ def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
     if importance is None:
         return sizes.to(torch.float64) / int(sizes.sum())
     try:
-        p = torch.as_tensor(np.asarray(importance, dtype=np.float64)).clone()
-    except (TypeError, ValueError):
+        given = _plain(importance)
+        if given.dtype.kind not in "biuf":
+            raise TypeError(str(given.dtype))
+        p = torch.as_tensor(given.astype(np.float64))
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError):
         raise ValueError("FederatedData: 'importance' must be a number ≥ 0 for each client") from None
     if p.shape != sizes.shape:
         raise ValueError(f"FederatedData: 'importance' must hold {len(sizes)} numbers, got shape {tuple(p.shape)}")
@@ -250,24 +289,40 @@ def _pair(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
+def _plain(value: Any) -> np.ndarray:
+    """Anything array-like as a plain array."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError("some of it is masked")
+    a = np.asarray(value)
+    with np.errstate(over="ignore"):
+        return a.astype(np.float64) if a.dtype == np.longdouble else a
+
+
 def _array(value: Any, name: str, who: str) -> np.ndarray:
+    what = f"FederatedData: {name} of {who} must"
     try:
-        if isinstance(value, Tensor):
-            value = value.detach().cpu()
-            value = value.float() if value.dtype == torch.bfloat16 else value
-        a = np.asarray(value)
-        a = a.astype(np.float64) if a.dtype == np.longdouble else a
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"FederatedData: {name} of {who} must be an array of numbers: {error}") from None
-    if a.ndim == 0 or a.dtype.kind not in "biuf":
+        a = _plain(value)
+        if a.ndim == 0 or a.dtype.kind not in "biuf":
+            raise ValueError(f"{what} be an array of numbers, got {a.dtype} of shape {a.shape}")
+        if 0 in a.shape[1:]:
+            raise ValueError(f"{what} have numbers in each sample, got shape {a.shape}")
+        if a.dtype.kind == "f" and not np.isfinite(a).all():
+            raise ValueError(f"{what} be finite, got NaN or infinity")
+        if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # torch computes with int64 and uint8 only
+            if a.size and int(a.max()) >= 2**63:
+                raise ValueError(f"{what} be integers of 64 bits with a sign, got {int(a.max())}")
+            a = a.astype(np.int64)
+        return np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="), copy=False))
+    except MemoryError:
+        raise ValueError(f"{what} fit into memory") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        text = str(error)
         raise ValueError(
-            f"FederatedData: {name} of {who} must be an array of numbers, got {a.dtype} of shape {a.shape}"
-        )
-    if a.dtype.kind == "f" and not np.isfinite(a).all():
-        raise ValueError(f"FederatedData: {name} of {who} must be finite, got NaN or infinity")
-    if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # torch computes with int64 and uint8 only
-        a = a.astype(np.int64)
-    return np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="), copy=False))
+            text if text.startswith(what) else one_line(f"{what} be an array of numbers: {text}")
+        ) from None
 
 
 def _dims(a: np.ndarray) -> str:

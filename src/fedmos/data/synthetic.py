@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..rng import Purpose, generator
-from ..validate import count, integer, non_negative, require
+from ..validate import LARGE, count, non_negative, require
+from ..validate import seed as seed_rule
 from .federated import FederatedData
 
 
@@ -20,9 +21,10 @@ def synthetic(alpha: float = 1.0, beta: float = 1.0, clients: int = 30, seed: in
     x ~ N(v_k, diag(j^−1.2)) in 60 dimensions; y = argmax(W_k x + b_k) among 10 classes. A client has
     ⌊LogNormal(4, 2)⌋ + 50 samples; a tenth of each client's are test data.
     """
-    require("synthetic", "alpha", alpha, non_negative)
-    require("synthetic", "beta", beta, non_negative)
-    require("synthetic", "clients", clients, count)
+    require("synthetic", "alpha", alpha, non_negative.up_to(LARGE))
+    require("synthetic", "beta", beta, non_negative.up_to(LARGE))
+    require("synthetic", "clients", clients, count.up_to(100_000))
+    require("synthetic", "seed", seed, seed_rule)
     rng = generator(seed, Purpose.PARTITION)
     scale = np.arange(1, 61) ** -0.6  # the root of j^−1.2
     train, test = [], []
@@ -101,7 +103,8 @@ def quadratic(clients: int = 30, dimensions: int = 5, spread: float = 1.0, seed:
     """
     require("quadratic", "clients", clients, count)
     require("quadratic", "dimensions", dimensions, count)
-    require("quadratic", "seed", seed, integer)
+    require("quadratic", "seed", seed, seed_rule)
+    require("quadratic", "spread", spread, non_negative)
     rng = generator(seed, Purpose.PARTITION)
     p = rng.random(clients) ** (1 / 3)
     h = rng.uniform(1, 20, clients)

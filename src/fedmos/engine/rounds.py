@@ -118,7 +118,7 @@ class Simulation:
         self.clock = None if self.system is None else Clock(self.system, len(data), self.task.seed)
         self.m = getattr(self.selector, "m", None)
         """The cohort size asked for, before over-selection."""
-        chosen = self.selector if self.system is None else _over_selecting(self.selector, self.system, len(data))
+        chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         self.crew = Crew(self.task, self.algorithm, self.plan)
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
@@ -180,7 +180,7 @@ class Simulation:
         """
         algorithm, cohort, ctx = self.algorithm, choice.cohort, self._context(choice.cohort)
         timing, visit = self._timing(choice), None
-        x, state = self.x, self.state
+        x, state, changed = self.x, self.state, [self.x]
         report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
         if len(cohort.ids):
             between, visit = yield from self._phases(cohort, timing.note, timing.in_time)
@@ -195,7 +195,8 @@ class Simulation:
             x, new = algorithm.server(self.x, between, visit.sums, self._context(visit.kept))
             expect(algorithm, "server", new, self.state, some=True)
             state = between | new
-            if self._careful and not self._sound(bool((yield Read(_finite(x), now=True)))):
+            changed = [x, *(v for name, v in state.items() if v is not self.state[name])]
+            if self._careful and not self._sound(bool((yield Read(_finite(*changed), now=True)))):
                 x, visit = self.x, None
         if visit is None:
             state = self.state | algorithm.idle(self.x, self.state, ctx)
@@ -207,7 +208,7 @@ class Simulation:
         remembered = self.chooser.after(choice, took_part, timing.seconds())
         facts = self._facts(choice, timing, visit is None)
         self.chooser.foresee(self.t + 1)
-        sound, *rest = (yield Read(torch.cat([_finite(x), report.flatten(), measured]))).split(
+        sound, *rest = (yield Read(torch.cat([_finite(*changed), report.flatten(), measured]))).split(
             [1, *report.shape[1:], *report.shape[1:], len(measured)]
         )
         finite, losses, metrics = rest
@@ -242,7 +243,7 @@ class Simulation:
         }
 
     def _sound(self, finite: bool) -> bool:
-        """Whether the server's new model is finite. Stops the run if it is not, if so told."""
+        """Whether the server's new model and state are finite. Stops the run if it is not, if so told."""
         if not finite and self.on_bad_update == "stop":
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
@@ -405,9 +406,9 @@ class Simulation:
         return admitted & finite
 
 
-def _finite(x: Tensor) -> Tensor:
-    """(1,), float64: whether all of x is finite."""
-    return x.isfinite().all().to(torch.float64)[None]
+def _finite(*vectors: Tensor) -> Tensor:
+    """(1,), float64: whether all of them are finite."""
+    return torch.stack([v.isfinite().all() for v in vectors]).all().to(torch.float64)[None]
 
 
 def _weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
@@ -428,7 +429,7 @@ def _everyone(ids: Tensor, samples: Callable[[], Tensor]) -> Tensor:
     return torch.ones(len(ids), dtype=torch.bool)
 
 
-def _over_selecting(selector: Selector, system: System, N: int) -> Selector:
+def over_selecting(selector: Selector, system: System, N: int) -> Selector:
     """The selector with a larger m."""
     if system.over_select == 1:
         return selector
@@ -451,7 +452,12 @@ def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
             return value
 
         return stepped
-    return lambda t: lr * float(np.float64(decay) ** t)
+
+    def each_round(t: int) -> float:
+        with np.errstate(over="ignore", under="ignore"):
+            return lr * float(np.float64(decay) ** t)
+
+    return each_round
 
 
 def check_declaration(algorithm: Algorithm) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from torch import nn
 
-from .seeded import seeded
+from .seeded import checked, seeded
 
 
 def _dropout(layer: nn.Module, on: bool) -> list[nn.Module]:
     return [layer] if on else []
 
 
+@checked
 def logistic(features: int = 784, classes: int = 10, seed: int = 0) -> nn.Module:
     """Multinomial logistic regression on flattened inputs."""
     return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), seed)
 
 
+@checked
 def mlp(features: int = 784, classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
     """Power-of-Choice's network: features-64-30-classes, 52,500 parameters for 28×28 images and 10 classes."""
     return seeded(
@@ -32,6 +34,7 @@ def mlp(features: int = 784, classes: int = 10, dropout: bool = False, seed: int
     )
 
 
+@checked
 def mlp_cifar(features: int = 3072, classes: int = 10, seed: int = 0) -> nn.Module:
     """The FedMoS text's "three fully connected layers" for CIFAR-10: 3072-120-84-10, 379,774 parameters.
 
@@ -51,6 +54,7 @@ def mlp_cifar(features: int = 3072, classes: int = 10, seed: int = 0) -> nn.Modu
     )
 
 
+@checked
 def cnn_mnist(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
     """FedMoS's network for MNIST: two 5×5 convolutions and two linear layers, 21,840 parameters."""
     return seeded(
@@ -72,6 +76,7 @@ def cnn_mnist(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Mod
     )
 
 
+@checked
 def cnn_cifar(classes: int = 10, channels: int = 3, dropout: bool = False, seed: int = 0) -> nn.Module:
     """The released FedMoS network for CIFAR-10: three 3×3 convolutions, two linear layers, 122,570 parameters."""
     return seeded(
@@ -95,6 +100,7 @@ def cnn_cifar(classes: int = 10, channels: int = 3, dropout: bool = False, seed:
     )
 
 
+@checked
 def cnn_digits(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
     """A small network for 8×8 digits: two 3×3 convolutions and a linear layer, 1,898 parameters."""
     return seeded(
@@ -113,6 +119,7 @@ def cnn_digits(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Mo
     )
 
 
+@checked
 def lenet(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
     """GHBM's CNN "similar to LeNet-5" for 32×32 images: 797,962 parameters for 10 classes."""
     return seeded(

@@ -15,13 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .norm import convert_batchnorm
-from .seeded import seeded
+from .seeded import checked, seeded
 
 Folder = str | os.PathLike[str]
 
 _HEAD = ("classifier.weight", "classifier.bias")
 
 
+@checked
 def mobilenet_v2(
     classes: int = 10,
     depth_multiplier: float | None = None,
@@ -44,6 +45,7 @@ def mobilenet_v2(
     return convert_batchnorm(_classifier("mobilenet_v2", "MobileNetV2", config, classes, weights, seed))
 
 
+@checked
 def vit_b16(
     classes: int = 10,
     image_size: int | None = None,

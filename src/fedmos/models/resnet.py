@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .norm import GroupNorm
-from .seeded import seeded
+from .seeded import checked, seeded
 
 Shortcut = Callable[[int, int, int], nn.Module]
 """What leads past a block that changes the shape: (channels before, channels after, stride)."""
 
 
+@checked
 def resnet20(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
     """GHBM's ResNet-20 for 32×32 images: shortcuts without parameters, 269,722 parameters for 10 classes.
 
@@ -29,6 +30,7 @@ def resnet20(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
     return seeded(make, seed)
 
 
+@checked
 def resnet18(
     classes: int = 10,
     channels: int = 3,

@@ -1,11 +1,30 @@
-"""Initial weights that depend on a seed alone."""
+"""Initial weights that depend on a seed alone, and arguments that make sense."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import torch
 from torch import nn
+
+from ..validate import Rule, boolean, count, none, positive, require
+from ..validate import seed as seed_rule
+
+P = ParamSpec("P")
+
+_MOST = 2 * 10**9
+"""Parameters of a model."""
+_RULES: dict[str, Rule] = {
+    "seed": seed_rule,
+    "dropout": boolean,
+    "layers": count.up_to(1000),
+    "depth_multiplier": positive.up_to(100),
+}
+_ELSEWHERE = ("stem", "weights")
+_SIZE = count.up_to(10**6)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -13,3 +32,25 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
         return make()
+
+
+def checked(make: Callable[P, nn.Module]) -> Callable[P, nn.Module]:
+    """A function that makes a model, and first looks at what it is given: sizes are counts, and not beyond memory."""
+    owner, signature = make.__name__, inspect.signature(make)
+
+    @functools.wraps(make)
+    def checking(*args: P.args, **kwargs: P.kwargs) -> nn.Module:
+        given: dict[str, Any] = signature.bind(*args, **kwargs).arguments
+        for name, value in given.items():
+            if name not in _ELSEWHERE:
+                rule = _RULES.get(name, _SIZE)
+                require(owner, name, value, rule | none if signature.parameters[name].default is None else rule)
+        large = [v for name, v in given.items() if name not in ("seed", *_ELSEWHERE) and (v or 0) > 256]
+        if large and given.get("weights") is None:
+            with torch.device("meta"):  # counts without memory
+                size = sum(p.numel() for p in make(*args, **kwargs).parameters())
+            if size > _MOST:
+                raise ValueError(f"{owner}: a model must have at most {_MOST:,} parameters, got {size:,}")
+        return make(*args, **kwargs)
+
+    return checking

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .seeded import seeded
+from .seeded import checked, seeded
 
 
 class LSTM(nn.Module):
@@ -88,11 +88,13 @@ class WordLSTM(nn.Module):
         return scores.transpose(1, 2)
 
 
+@checked
 def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 100, layers: int = 2, seed: int = 0) -> nn.Module:
     """GHBM's network for Shakespeare: the character after a window of 80, 133,520 parameters."""
     return seeded(lambda: CharLSTM(vocabulary, embedding, hidden, layers), seed)
 
 
+@checked
 def word_lstm(vocabulary: int = 10_004, embedding: int = 96, hidden: int = 670, seed: int = 0) -> nn.Module:
     """GHBM's network for StackOverflow: the next word at every position, 4,053,428 parameters.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..rng import Purpose, choose, draws, fold, stream
 from ..shares import floor_of
+from ..shown import shown
 from ..validate import below_one, check, count, integer, share
 
 
@@ -79,10 +80,13 @@ class Trace(Availability):
     rows: Sequence[tuple[int, int, int]] | str | Path
 
     def __post_init__(self) -> None:
-        rows = _read(Path(self.rows)) if isinstance(self.rows, str | Path) else [tuple(row) for row in self.rows]
+        try:
+            rows = _read(Path(self.rows)) if isinstance(self.rows, str | Path) else [tuple(row) for row in self.rows]
+        except TypeError:
+            raise ValueError(f"Trace: 'rows' must be a list of rows or a file, got {shown(self.rows)}") from None
         for row in rows:
             if len(row) != 3 or not all(integer.test(v) for v in row) or row[0] < 0 or row[1] > row[2]:
-                raise ValueError(f"Trace: 'rows' must be of (client ≥ 0, from, to ≥ from), got {row!r}")
+                raise ValueError(f"Trace: 'rows' must be of (client ≥ 0, from, to ≥ from), got {shown(row)}")
         if not rows:
             raise ValueError("Trace: 'rows' must hold at least one row")
         object.__setattr__(self, "rows", tuple(tuple(map(int, row)) for row in rows))
@@ -119,5 +123,5 @@ def _read(path: Path) -> list[tuple[int, ...]]:
         raise ValueError(f"Cannot read the trace {path} because pyarrow is not installed; use CSV") from None
     except FileNotFoundError:
         raise FileNotFoundError(f"Cannot read the trace {path} because it does not exist") from None
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
         raise ValueError(f"Cannot read the trace {path}: it needs whole numbers in columns client, from, to") from error

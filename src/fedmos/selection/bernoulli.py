@@ -6,14 +6,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..rng import draws, fold
+from ..rng import choose, draws, fold
 from ..validate import check, share
 from .selector import Selector, View, equal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli(Selector):
-    """Each client on its own with probability `rate`, drawn again if nobody comes (FedCM); weights 1/|S|."""
+    """Each client on its own with probability `rate`, drawn again if nobody comes (FedCM); weights 1/|S|.
+
+    Where `rate` is so small that nobody comes in a thousand draws, it is one client, all equally likely: what the next
+    draw with anybody in it would be, but for a chance of less than rate · N.
+    """
 
     foreseeable = True
 
@@ -23,9 +27,8 @@ class Bernoulli(Selector):
         check(self, rate=share)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
-        attempt = 0
-        while True:
+        for attempt in range(1000):
             ids = (draws(fold(view.key, attempt), view.N) < self.rate).nonzero().flatten()
             if len(ids):
                 return ids, equal(len(ids))
-            attempt += 1
+        return choose(fold(view.key, -1), view.N, 1), equal(1)

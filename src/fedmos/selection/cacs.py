@@ -63,6 +63,7 @@ def cluster_by_angle(gradients: Tensor, clusters: int) -> Tensor:
     from scipy.spatial.distance import squareform
 
     g = gradients.to(torch.float64).cpu()
+    g = torch.where(g.isfinite().all(1, keepdim=True), g, 0.0)  # at a right angle to everyone's
     g = g / g.norm(dim=1, keepdim=True).clamp(min=1e-300)
     angles = (g @ g.T).clamp(-1, 1).arccos().numpy()
     if len(angles) == 1:

@@ -53,6 +53,7 @@ class ByClass:
     def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
         rng = generator(seed, Purpose.PARTITION)
         names, label = coded(labels)
+        enough("ByClass", len(labels), clients)
         if self.classes > len(names):
             raise ValueError(f"ByClass: 'classes' must be ≤ the data's {len(names)} classes, got {self.classes}")
         pools = pools_of(label, len(names), rng.permutation(len(labels)))

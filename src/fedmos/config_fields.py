@@ -1,0 +1,178 @@
+"""What the fields of a configuration can be, by the rules that the Python API has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
+from pydantic_core import PydanticCustomError
+
+from . import validate
+from .config_text import ConfigError, Fault, located
+from .history import METRICS
+from .losses import NAMES
+from .metrics import target_rule
+from .shown import shown
+from .storage.pace import is_every
+from .validate import LOCAL, Rule, suggest
+
+LISTED = 1000
+"""Entries of a list at most."""
+
+
+def must(rule: Rule) -> BeforeValidator:
+    """A field that a rule decides."""
+
+    def test(v: Any) -> Any:
+        fault = rule.fault(v)
+        if fault is not None:
+            raise ValueError(f"must be {fault}")
+        return v
+
+    return BeforeValidator(test)
+
+
+def named(*options: str) -> BeforeValidator:
+    """One of a few words."""
+
+    def test(v: Any) -> Any:
+        if not isinstance(v, str) or v not in options:
+            raise Fault(
+                f"must be one of {', '.join(map(repr, options))}", suggest(v, options) if isinstance(v, str) else ""
+            )
+        return v
+
+    return BeforeValidator(test)
+
+
+def whole(sentence: str) -> PydanticCustomError:
+    """An error about a table rather than a value; the sentence begins with the field."""
+    return PydanticCustomError("whole", "{sentence}", {"sentence": sentence})
+
+
+def _text(most: int) -> Rule:
+    return Rule(
+        f"a text of 1 to {most:,} printable characters",
+        lambda v: isinstance(v, str) and 0 < len(v) <= most and v.isprintable(),
+    )
+
+
+def _listed(v: Any) -> Any:
+    if not isinstance(v, list | tuple) or not 1 <= len(v) <= LISTED:
+        raise ValueError(f"must be a list of 1 to {LISTED:,} entries")
+    return list(v)
+
+
+several = BeforeValidator(_listed)
+
+
+def _decay(v: Any) -> Any:
+    if not isinstance(v, dict):
+        if not validate.positive.test(v):
+            raise ValueError("must be > 0, or factors > 0 by round")
+        return v
+    if len(v) > LISTED:
+        raise ValueError(f"must have at most {LISTED:,} rounds")
+    for key, factor in v.items():
+        if not isinstance(key, str) or not re.fullmatch(r"[0-9]{1,9}", key):
+            raise ValueError(f"must have rounds for keys, not {shown(key)}")
+        if not validate.positive.test(factor):
+            raise ValueError(f"must have factors > 0, not {shown(factor)}")
+    return v
+
+
+def _target(v: Any) -> Any:
+    if not isinstance(v, dict):
+        raise ValueError("must be a table of metrics and numbers")
+    for metric, value in v.items():
+        if metric not in METRICS:
+            raise Fault(f"must name one of {', '.join(METRICS)}", suggest(str(metric), METRICS))
+        fault = target_rule(metric).fault(value)
+        if fault is not None:
+            raise ValueError(f"must have for {metric} a number that is {fault}")
+    return v
+
+
+Positive = Annotated[float, must(validate.positive)]
+NonNegative = Annotated[float, must(validate.non_negative)]
+Fraction = Annotated[float, must(validate.fraction)]
+AtLeastOne = Annotated[float, must(validate.at_least_one)]
+Limited = Annotated[float, must(validate.non_negative.up_to(validate.LARGE))]
+Clip = Annotated[float, must(validate.positive.up_to(validate.LARGE))]
+Count = Annotated[int, must(validate.count)]
+Every = Annotated[int | str | None, must(is_every)]
+Steps = Annotated[int, must(validate.count.up_to(LOCAL))]
+Pixels = Annotated[int, must(validate.pixels)]
+Seed = Annotated[int, must(validate.seed)]
+Flag = Annotated[bool, must(validate.boolean)]
+Name = Annotated[str, must(_text(200))]
+Title = Annotated[str, must(_text(1000))]
+Folder = Annotated[str, must(_text(4000))]
+Seeds = Annotated[list[Seed], several]
+StepSizes = Annotated[list[Positive], several]
+Decay = Annotated[float | dict[str, float], BeforeValidator(_decay)]
+Target = Annotated[dict[str, float], BeforeValidator(_target)]
+LossName = Annotated[str, named(*NAMES)]
+Device = Annotated[
+    str,
+    must(
+        Rule(
+            "'auto', 'cpu' or a device such as 'cuda:0'",
+            lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:[0-9]{1,3})?", v) is not None,
+        )
+    ),
+]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Choice(BaseModel):
+    """A thing by name, and its fields."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
+    name: Name
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {key: _tuples(value) for key, value in (self.model_extra or {}).items()}
+
+    def but(self, **fields: Any) -> Choice:
+        """With other values for some fields."""
+        return Choice.model_validate({"name": self.name} | (self.model_extra or {}) | fields)
+
+
+Profile = Annotated[
+    Annotated[Positive, Tag("number")] | Annotated[Choice, Tag("table")],
+    Discriminator(lambda v: "table" if isinstance(v, dict | Choice) else "number"),
+]
+
+
+def build(where: str, choice: Choice, known: Mapping[str, Callable[..., Any]]) -> Any:
+    """Make the thing that `choice` names; errors say where in the configuration they arose."""
+    if choice.name not in known:
+        raise ConfigError(
+            f"{where}.name: must be one of {', '.join(known)}, got {shown(choice.name)}{suggest(choice.name, known)}"
+        )
+    make = known[choice.name]
+    parameters = inspect.signature(make).parameters
+    for field in choice.fields:
+        if field not in parameters:
+            word = field if re.fullmatch(r"[\w-]{1,40}", field) else shown(field)
+            allowed = ", ".join(parameters) or "none"
+            raise ConfigError(
+                f"{where}.{word}: {choice.name} has no such field{suggest(field, parameters)}; its fields: {allowed}"
+            )
+    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in choice.fields]
+    if missing:
+        raise ConfigError(f"{where}: {choice.name} needs {', '.join(missing)}")
+    with located(where):
+        return make(**choice.fields)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
