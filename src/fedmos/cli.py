@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ def main() -> None:
         app()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
-        errors.print(f"[bold red]Error:[/] {escape(str(error))}")
+        if os.environ.get("RANK", "0") == "0" or type(error).__name__ == "LostRankError":  # once is enough
+            errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         sys.exit(2)
 
 
@@ -125,7 +127,9 @@ def run(
 
     settings = config.load(config.RunConfig, configuration, set_ or [])
     named = Path("runs") / configuration.stem
-    _run(settings, out or (Path(settings.out) if settings.out else named if resume else _free(named)), resume)
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a rank was lost
+    folder = out or (Path(settings.out) if settings.out else _latest(named) if restarted or resume else _free(named))
+    _run(settings, folder, resume or restarted)
 
 
 @app.command()
@@ -151,12 +155,16 @@ def resume(
 
 
 def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
+    from .ranks import Ranks, join, leave
     from .storage import RunFolder
 
     kept = settings.model_dump(mode="json", exclude_none=True, exclude={"out"})
     if settings.data.root is not None:
         kept["data"]["root"] = str(Path(settings.data.root).absolute())
-    with _ending_on_request() as requests:
+    join()
+    ranks = Ranks()
+    folder = ranks.agree(folder)
+    with _ending_on_request(ranks.size) as requests:
         result = settings.run(
             settings.algorithm,
             settings.selection,
@@ -165,16 +173,24 @@ def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
             resume=resume,
             checkpoint_every=settings.checkpoint_every,
         )
-    _summary(result, settings.target or {})
-    console.print(f"Saved in {folder}", highlight=False)
+    leave()
+    if ranks.first:
+        _summary(result, settings.target or {})
+        console.print(f"Saved in {folder}", highlight=False)
     if result.interrupted:
         raise typer.Exit(143 if requests else 130)
 
 
 @contextmanager
-def _ending_on_request() -> Iterator[list[int]]:
-    """Let a request to end (SIGTERM) do what Ctrl-C does: the run is saved first. Gives the requests that came."""
+def _ending_on_request(ranks: int) -> Iterator[list[int]]:
+    """Let a request to end (SIGTERM) do what Ctrl-C does: the run is saved first. Gives the requests that came.
+
+    Of several ranks, each ends at once: they could not agree on what to save.
+    """
     requests: list[int] = []
+    if ranks > 1:
+        yield requests
+        return
 
     def end(number: int, frame: FrameType | None) -> None:
         requests.append(number)
@@ -197,6 +213,14 @@ def _free(folder: Path) -> Path:
         number += 1
         free = folder.with_name(f"{folder.name}-{number}")
     return free
+
+
+def _latest(folder: Path) -> Path:
+    """The folder or its numbered sibling that `_free` gave last."""
+    number = 2
+    while folder.with_name(f"{folder.name}-{number}").exists():
+        folder, number = folder, number + 1
+    return folder if number == 2 else folder.with_name(f"{folder.name}-{number - 1}")
 
 
 def _summary(result: Result, target: dict[str, float]) -> None:

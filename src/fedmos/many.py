@@ -14,11 +14,13 @@ from torch import Tensor
 
 from .engine.fitness import repeatable
 from .engine.merge import Together, shape_of
-from .engine.rounds import DivergenceError, Evaluation, Read, Steps
+from .engine.rounds import DivergenceError, Evaluation, Steps
 from .engine.task import Moved
+from .engine.visit import Read
 from .engine.work import Job
 from .history import Record
 from .precision import arithmetic
+from .ranks import Ranks
 from .result import Result
 from .session import Session
 from .simulation import run
@@ -37,6 +39,8 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     runs = [] if isinstance(runs, Mapping | str) else list(runs)
     if not runs or not all(isinstance(given, Mapping) for given in runs):
         raise ValueError("run_many: 'runs' must be a list of mappings of fm.run's arguments, and not empty")
+    if Ranks().size > 1:
+        raise ValueError("Cannot train several runs together over several ranks; use fm.run for one after another")
     given = [dict(shared) | dict(one) for one in runs]
     folders = [Path(one["out"]).absolute() for one in given if one.get("out") is not None]
     if len(set(folders)) < len(folders):

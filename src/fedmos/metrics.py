@@ -15,6 +15,7 @@ from .engine.graphs import Graphs
 from .engine.program import Compiled
 from .engine.task import Task
 from .losses import per_sample
+from .ranks import Ranks
 from .validate import Rule, fraction, number
 
 _SAMPLES_AT_ONCE = 1024
@@ -41,8 +42,9 @@ class Evaluator:
     that are right, padding apart.
     """
 
-    def __init__(self, tasks: Sequence[Task], vectorised: bool = False) -> None:
+    def __init__(self, tasks: Sequence[Task], vectorised: bool = False, ranks: Ranks | None = None) -> None:
         """One task per model; of several tasks, samples and test set must be the same tensors."""
+        self._ranks = ranks or Ranks()
         self._task = task = tasks[0]
         self._samples, self._weight = _pooled([t.data for t in tasks])
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
@@ -68,36 +70,50 @@ class Evaluator:
             with evaluation(self._task), torch.no_grad():
                 self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
         if self._graphs is None or len(self._samples) > _RECORDED * self._at_once:
-            return self._measure(xs)
-        return self._graphs.run("evaluation", self._measure, xs)
+            parts = self._measure(xs)
+        else:
+            parts = self._graphs.run("evaluation", self._measure, xs)
+        train, tests = self._divided(len(self._samples)), 0
+        if self._task.data.test is not None:
+            tests = self._divided(len(self._task.data.test[1]))
+        if self._ranks.size > 1:
+            owner = [n % self._ranks.size for n in (*range(train), *range(tests))]
+            mine = [n for n, rank in enumerate(owner) if rank == self._ranks.rank]
+            like = parts.new_empty((len(xs), len(self.names) // (2 if tests else 1)))
+            parts = torch.stack(self._ranks.gather(dict(zip(mine, parts, strict=True)), owner, like))
+        return torch.cat([some.sum(0) for some in (parts[:train], parts[train:]) if len(some)], dim=1)
+
+    def _divided(self, n: int) -> int:
+        """Into how many parts n samples are divided."""
+        return -(n // -(self._at_once or _SAMPLES_AT_ONCE))
 
     def _measure(self, xs: Tensor) -> Tensor:
+        """(parts, R, 1 or 2): what every part of the training samples, then of the tests, adds to the metrics.
+
+        Of several ranks, each does every so many of the parts.
+        """
+        data, device = self._task.data, xs.device
         with evaluation(self._task), torch.no_grad():
-            return self._of_all_samples(xs)
+            sums = self._sums(xs, data.x, data.y, self._samples, self._weight)
+            if data.test is not None:
+                n = len(data.test[1])
+                weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=device)
+                sums += self._sums(xs, *data.test, torch.arange(n, device=device), weight)
+        return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=device)
 
-    def _of_all_samples(self, xs: Tensor) -> Tensor:
-        data = self._task.data
-        sums = [self._sums(xs, data.x, data.y, self._samples, self._weight)]
-        if data.test is not None:
-            n = len(data.test[1])
-            weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=xs.device)
-            sums.append(self._sums(xs, *data.test, torch.arange(n, device=xs.device), weight))
-        return torch.cat(sums, dim=1)
-
-    def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> Tensor:
-        """(R, 1 or 2): weighted sums of loss and hits over some of the samples x, y, with weights (1 or R, n)."""
-        parts = -(len(samples) // -(self._at_once or _SAMPLES_AT_ONCE))
+    def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> list[Tensor]:
+        """(R, 1 or 2) each: weighted sums of loss and hits over parts of the samples, with weights (1 or R, n)."""
+        parts = self._divided(len(samples))
         width = -(len(samples) // -parts)
         if isinstance(self._each, Compiled):  # all parts of one shape
             more = parts * width - len(samples)
             samples, weight = torch.cat([samples, samples[:1].expand(more)]), F.pad(weight, (0, more))
-        total: Tensor | None = None
-        for some, w in zip(samples.split(width), weight.split(width, dim=1), strict=True):
-            scores = self._each(xs, self._task.inputs(x[some]), self._task.targets(y[some]))
-            value = (scores * w[:, None]).sum(-1)
-            total = value if total is None else total + value
-        assert total is not None
-        return total
+        ranks, sums = self._ranks, []
+        for part, (some, w) in enumerate(zip(samples.split(width), weight.split(width, dim=1), strict=True)):
+            if part % ranks.size == ranks.rank:
+                scores = self._each(xs, self._task.inputs(x[some]), self._task.targets(y[some]))
+                sums.append((scores * w[:, None]).sum(-1))
+        return sums
 
     def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right."""

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,12 +29,14 @@ from .losses import Loss, LossFunction
 from .metrics import measurable, target_rule
 from .params import FlatModel
 from .precision import Precision, arithmetic
+from .ranks import Ranks, join
 from .result import Result
 from .selection.availability import Availability
 from .selection.selector import Selector
 from .shares import ceil_of
 from .shown import shown
 from .storage import RunFolder, Snapshot
+from .storage.checkpoint import Checkpoints
 from .storage.pace import Every, is_every
 from .system import System
 from .validate import (
@@ -101,6 +104,7 @@ class Session:
         )
         clip = None if clip is None else float(clip)
         loss_ = Loss(loss)
+        join()
         device_ = find_device(device)
         check_precision(precision, dtype, device_)
         check_declaration(algorithm)
@@ -159,11 +163,15 @@ class Session:
         self._target = check_target(target, measurable(task))
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
         self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
-        self._folder = None if out is None else out if isinstance(out, RunFolder) else RunFolder(out)
+        self.ranks = ranks = Ranks(device_)
+        self._kept = out is not None
+        self._folder: RunFolder | None = None
+        if out is not None and ranks.first:  # the first rank writes
+            self._folder = out if isinstance(out, RunFolder) else RunFolder(out)
         try:
-            earlier = None if self._folder is None else _earlier(self._folder, resume, info)
+            earlier = None if out is None else self._found(Path(out), resume, info)
             with arithmetic(precision):
-                plan = self._plan(engine, task, selection, system, rounds, earlier)
+                plan = ranks.only_first(lambda: self._plan(engine, task, selection, system, rounds, earlier))
             info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
             if earlier is not None:
                 info |= {key: earlier.info[key] for key in ("narrowed", "recovered") if key in earlier.info}
@@ -178,6 +186,7 @@ class Session:
                 availability=availability,
                 system=system,
                 scratch=None if self._folder is None else self._folder.path,
+                ranks=ranks,
             )
             if earlier is not None:
                 self.simulation.restore(earlier)
@@ -186,6 +195,22 @@ class Session:
             raise
         self.task, self.info, self.rounds = task, info, rounds
         self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
+
+    def _found(self, out: Path, resume: bool, info: Mapping[str, Any]) -> Snapshot | None:
+        """What to continue from. The first rank looks for it; the others read what it has found."""
+        found: Snapshot | None = None
+
+        def look() -> int | None:
+            nonlocal found
+            if self._folder is None:
+                return None
+            found = _earlier(self._folder, resume, info)
+            return self._folder.checkpoints.chosen
+
+        number = self.ranks.only_first(look)
+        if self.ranks.first or number is None:
+            return found
+        return Checkpoints(out / "checkpoints").read(number)
 
     @staticmethod
     def _plan(
@@ -207,7 +232,7 @@ class Session:
 
     def play(self) -> Result:
         """The whole run."""
-        if Progress.wanted():
+        if Progress.wanted() and self.ranks.first:
             self.watchers.append(Progress(type(self.simulation.algorithm).__name__))
         with closing(self), arithmetic(self.task.model.precision):
             self.begin()
@@ -218,12 +243,14 @@ class Session:
                         with repeatable(self.task) if self.simulation.t == first else nullcontext():
                             record = self.simulation.drive(steps)
                     except torch.OutOfMemoryError:
-                        if self.simulation.crew.plan.chunk == 1:
+                        if self.simulation.crew.plan.chunk == 1 or self.ranks.size > 1:
                             raise
                         self._narrow()
                         continue
                     self.after(record)
             except KeyboardInterrupt:
+                if self.ranks.size > 1:  # who knows where the others are: what counts is the newest checkpoint
+                    raise
                 return self.end(interrupted=True)
             except DivergenceError as error:
                 self._save(interrupted=True)
@@ -241,8 +268,12 @@ class Session:
     def begin(self) -> None:
         if self._folder is not None:
             self._folder.begin(self.info, self.simulation.history, self._checkpoint_every)
-        for watcher in self.watchers:
+        for watcher in self._watching():
             watcher.on_start(self.rounds, self.simulation.t)
+
+    def _watching(self) -> list[Callback]:
+        """Those to be told, which is up to the first rank."""
+        return self.watchers if self.ranks.first else []
 
     def steps(self) -> Steps[Record] | None:
         """The next round, or None if there is none."""
@@ -254,20 +285,33 @@ class Session:
 
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
-        if self._folder is not None:
-            self._folder.note(self.simulation.history)
-        for watcher in self.watchers:
+        due = self._kept and self.ranks.only_first(self._noted)
+        for watcher in self._watching():
             watcher.on_round(record)
-        if self._folder is not None and self._folder.due(self.simulation.t):
+        if due:
             self._save()
+
+    def _noted(self) -> bool:
+        """Write the round down; whether it is time for a checkpoint."""
+        if self._folder is None:
+            return False
+        self._folder.note(self.simulation.history)
+        return self._folder.due(self.simulation.t)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
-        if self._folder is None or (self._saved == self.simulation.t and not interrupted):
+        if not self._kept or (self._saved == self.simulation.t and not interrupted):
             return
-        self._folder.save(self.simulation.snapshot(self.info, interrupted), self.simulation.clients.changed)
-        self._saved = self.simulation.t
-        self.info["checkpoints"] = self._folder.cost
+        folder, simulation = self._folder, self.simulation
+        snapshot, changed = simulation.snapshot(self.info, interrupted), simulation.clients.changed
+        if self.ranks.size > 1:
+            needed = self.ranks.agree([] if folder is None else folder.checkpoints.needed(changed))
+            snapshot.clients = simulation.collected(needed)
+        self.ranks.only_first(lambda: None if folder is None else folder.save(snapshot, changed))
+        changed.clear()
+        self._saved = simulation.t
+        if folder is not None:
+            self.info["checkpoints"] = folder.cost
 
     def result(self, interrupted: bool = False) -> Result:
         if self.task.compiled:
@@ -277,7 +321,7 @@ class Session:
     def end(self, interrupted: bool = False) -> Result:
         self._save(interrupted)
         final = self.result(interrupted)
-        for watcher in self.watchers:
+        for watcher in self._watching():
             watcher.on_end(final)
         return final
 

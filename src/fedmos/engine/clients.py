@@ -35,8 +35,10 @@ class ClientStore(Mapping[int, Vectors]):
         clients: int,
         folder: Path | None = None,
         in_memory: int = _IN_MEMORY,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        self._initial = initial
+        """`share`: of several ranks, which one this is, and how many there are; a client lives with rank i mod size."""
+        self._initial, self._share = initial, share
         self._earlier: Mapping[int, Vectors] = {}
         self.changed: set[int] = set()
         """Clients whose state was written since somebody last emptied this."""
@@ -59,12 +61,15 @@ class ClientStore(Mapping[int, Vectors]):
             row = self._earlier[i][name].to(self._initial[name].device)
         return self._initial[name] if row is None else row
 
-    def write(self, ids: Tensor, own: Vectors, t: int) -> None:
-        """Keep what clients `ids` left behind in round t."""
+    def write(self, ids: Tensor, own: Vectors) -> None:
+        """Keep what clients `ids` left behind."""
         for name, values in own.items():
             for i, value in zip(ids.tolist(), values, strict=True):
                 self._rows[name].put(i, value)
             self._rows[name].flush()
+
+    def note(self, ids: Tensor, t: int) -> None:
+        """Clients `ids` took part in round t."""
         self.last[ids] = t
         if self._rows:
             self.changed.update(ids.tolist())
@@ -74,15 +79,20 @@ class ClientStore(Mapping[int, Vectors]):
         self.last, self._earlier = last.clone(), clients
 
     def __getitem__(self, i: int) -> Vectors:
-        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0:
+        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0 or not self._lives_here(i):
             raise KeyError(i)
         return {name: v[0].cpu() for name, v in self.read(torch.tensor([i])).items()}
 
     def __iter__(self) -> Iterator[int]:
-        return iter((self.last >= 0).nonzero().flatten().tolist() if self._rows else [])
+        known = (self.last >= 0).nonzero().flatten().tolist() if self._rows else []
+        return iter(i for i in known if self._lives_here(i))
 
     def __len__(self) -> int:
-        return int((self.last >= 0).sum()) if self._rows else 0
+        return sum(1 for _ in self)
+
+    def _lives_here(self, i: int) -> bool:
+        rank, size = self._share
+        return i % size == rank
 
 
 class _Rows(Protocol):

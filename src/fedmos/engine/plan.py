@@ -213,7 +213,7 @@ def why_not_vectorised(task: Task) -> str | None:
 def _key(task: Task, m: int) -> str:
     """What a measurement depends on."""
     device = task.model.device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     largest, data = task.most_samples, task.data
     code = getattr(task.loss.function, "__code__", None)
     parts = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -16,6 +16,7 @@ from ..algorithm import RULES, Algorithm, Context, Vectors
 from ..cost import Wire, client_down, client_up
 from ..history import History, Record
 from ..metrics import Evaluator
+from ..ranks import Ranks
 from ..result import Result
 from ..selection.availability import Availability
 from ..selection.selector import Selector
@@ -27,7 +28,8 @@ from .clients import ClientStore
 from .local import Watch
 from .task import Task
 from .timing import Timing, Traffic
-from .work import Crew, Job, Phase, Plan, expect
+from .visit import Blame, Errand, Read, Visit, Visitor
+from .work import Crew, Job, Plan, expect
 
 Decay = float | Mapping[int, float]
 
@@ -45,29 +47,9 @@ class Evaluation(NamedTuple):
     x: Tensor
 
 
-class Read(NamedTuple):
-    """A request for numbers, float64, that are on the device. Reading is what a round waits for; all else is queued."""
-
-    numbers: Tensor
-    now: bool = False
-    """Before anything else is queued, which might overwrite what the numbers are about."""
-
-
 R = TypeVar("R")
 Steps = Generator[Job | Evaluation | Read, Any, R]
 """Something that asks for jobs, evaluations and numbers, is sent what came of them, and returns a result."""
-
-
-class Visit(NamedTuple):
-    """What came back from a cohort."""
-
-    sums: Vectors
-    kept: Cohort
-    """Those whose uploads count."""
-    states: list[tuple[Tensor, Vectors]]
-    """Per chunk, the clients kept and their new state."""
-    report: Tensor
-    """(2, kept), on the device: whether all is finite that each of those sent, and their mean training losses."""
 
 
 class Outcome(NamedTuple):
@@ -100,6 +82,7 @@ class Simulation:
     system: System | None = None
     scratch: Path | None = None
     """Where client state goes that is too large for memory; None for the system's temporary folder."""
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -112,8 +95,9 @@ class Simulation:
             for name, shape in _shapes(self.algorithm.server_state, model.size)
         }
         own = {name: given.get(name, torch.zeros_like(self.x)) for name in self.algorithm.client_state}
-        self.clients = ClientStore(self.algorithm.client_state, own, len(data), self.scratch)
-        self.evaluator = Evaluator([self.task], vectorised=self.plan.engine == "batched")
+        share = (self.ranks.rank, self.ranks.size)
+        self.clients = ClientStore(self.algorithm.client_state, own, len(data), self.scratch, share=share)
+        self.evaluator = Evaluator([self.task], vectorised=self.plan.engine == "batched", ranks=self.ranks)
         self.wire = Wire(model.size, model.dtype)
         self.clock = None if self.system is None else Clock(self.system, len(data), self.task.seed)
         self.m = getattr(self.selector, "m", None)
@@ -121,6 +105,9 @@ class Simulation:
         chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         self.crew = Crew(self.task, self.algorithm, self.plan)
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
+        self.visitor = Visitor(
+            task=self.task, algorithm=self.algorithm, crew=self.crew, clients=self.clients, ranks=self.ranks
+        )
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
         self._step_size: tuple[float, Tensor] | None = None
         self._careful = False
@@ -157,8 +144,9 @@ class Simulation:
         record = Record(seconds=perf_counter() - began - outcome.evaluating, **(outcome.facts | outcome.metrics))
 
         def commit() -> None:
-            for ids, own in [] if visit is None else visit.states:
-                self.clients.write(ids, own, t)
+            if visit is not None:
+                self.clients.write(*visit.states)
+                self.clients.note(visit.kept.ids, t)
             self.chooser.memory = remembered
             if self.clock is not None and record.clock is not None:
                 self.clock.now = record.clock
@@ -183,11 +171,11 @@ class Simulation:
         x, state, changed = self.x, self.state, [self.x]
         report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
         if len(cohort.ids):
-            between, visit = yield from self._phases(cohort, timing.note, timing.in_time)
+            between, visit = yield from self._phases(cohort, timing)
             if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(self.t):
                 # The late are left out as if not chosen, and so of the extra phase as well.
                 kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
-                between, visit = yield from self._phases(kept, _everyone, _everyone)
+                between, visit = yield from self._phases(kept, None)
             report = visit.report
             if len(visit.kept.ids) < self._quorum(cohort):
                 visit = None
@@ -248,23 +236,39 @@ class Simulation:
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
 
-    def _phases(self, cohort: Cohort, admit_prepared: Admit, admit: Admit) -> Steps[tuple[Vectors, Visit]]:
+    def _phases(self, cohort: Cohort, timing: Timing | None) -> Steps[tuple[Vectors, Visit]]:
         """The extra phase if there is one, the broadcast, and the local work: the server's state so far, the visit."""
-        algorithm, state, ctx = self.algorithm, self.state, self._context(cohort)
+        algorithm, state = self.algorithm, self.state
+        errand = Errand(
+            phase="prepare",
+            ctx=self._context(cohort),
+            lr=self._lr(self.t),
+            x=self.x,
+            msg={},
+            timing=timing,
+            careful=self._careful,
+            forgiving=self.on_bad_update == "drop",
+        )
         prepared = None
-        if algorithm.prepares(self.t):
-            prepared = yield from self._visit(cohort, ctx, {}, "prepare", admit_prepared)
-            state = state | prepared.sums
-        msg = algorithm.broadcast(self.x, state, ctx)
-        expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
-        visit = yield from self._visit(cohort, ctx, msg, "train", admit)
+        try:
+            if algorithm.prepares(self.t):
+                prepared = yield from self.visitor.visit(cohort, errand)
+                state = state | prepared.sums
+            msg = algorithm.broadcast(self.x, state, errand.ctx)
+            expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
+            visit = yield from self.visitor.visit(cohort, errand._replace(phase="train", msg=msg))
+        except Blame as blame:
+            raise DivergenceError(
+                f"The update of client {blame.client} in round {self.t + 1} is not finite; use a smaller 'lr', "
+                "'clip', or on_bad_update='drop'"
+            ) from None
         if prepared is not None:
             visit.report[0] *= prepared.report[0].all()
         return state, visit
 
     def rehearse(self, cohort: Cohort, watch: Watch) -> None:
         """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
-        self.drive(self._phases(cohort, _everyone, _everyone), watch)
+        self.drive(self._phases(cohort, None), watch)
 
     def _evaluated(self, cohort: Cohort) -> int:
         """Samples whose loss the cohort computes for its reports."""
@@ -316,6 +320,15 @@ class Simulation:
             interrupted=interrupted,
         )
 
+    def collected(self, ids: list[int]) -> dict[int, Vectors]:
+        """The state of clients, wherever they live, on the first rank; nothing on the others."""
+        ways, found = [(i % self.ranks.size, 0) for i in ids], {i: Vectors() for i in ids}
+        for name in self.algorithm.client_state:
+            rows = {n: self.clients[i][name] for n, i in enumerate(ids) if ways[n][0] == self.ranks.rank}
+            for n, row in self.ranks.route(ways, rows, self.x.cpu()).items():
+                found[ids[n]][name] = row
+        return found if self.ranks.first else {}
+
     def result(self, info: dict[str, Any], interrupted: bool) -> Result:
         """The same for the caller, with the model."""
         return Result(**vars(self.snapshot(info, interrupted)), _model=self.task.model.module_with(self.x))
@@ -341,92 +354,10 @@ class Simulation:
             self._step_size = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
         return self._step_size[1]
 
-    def _visit(self, cohort: Cohort, ctx: Context, msg: Vectors, phase: Phase, admit: Admit) -> Steps[Visit]:
-        """Let every client of the cohort do its work, and sum what they send in ascending order of clients."""
-        reduce = self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
-        sums: Vectors = {}
-        states, reports, goods = [], [], []
-        for ids, weights in zip(self.crew.chunks(cohort.ids), self.crew.chunks(cohort.weights), strict=True):
-            factors = {name: self._factors(rule, ids, weights) for name, (_, rule) in reduce.items()}
-            done = yield Job(
-                phase=phase,
-                ids=ids,
-                ctx=ctx,
-                lr=torch.tensor([self._lr(self.t)], dtype=torch.float64),
-                W=torch.tensor([ctx.W], dtype=torch.float64),
-                x=self.x,
-                msg=msg,
-                own=self.clients.read(ids),
-                last=self.clients.last[ids],
-                factors=factors,
-            )
-            good = admit(ids, done.samples)
-            if self._careful:
-                good = self._good(ids, (yield Read(done.report[0], now=True)) > 0, good)
-            whole = bool(good.all())
-            chosen = slice(None) if whole else good.nonzero().flatten().to(self.x.device)
-            goods.append(good)
-            states.append((ids[good], {name: v[chosen].clone() for name, v in done.own.items()}))
-            reports.append(done.report[:, chosen].clone())
-            for name, (upload, _) in reduce.items():
-                if done.sums and whole:
-                    part = done.sums[name][0].clone()
-                else:
-                    part = _weighted_sum(factors[name][good], done.uploads[upload][chosen])
-                sums[name] = sums[name] + part if name in sums else part
-        taken = torch.cat(goods)
-        kept = Cohort(cohort.ids[taken], cohort.weights[taken])
-        # Where clients were left out, the others' weights are scaled up to the same sum.
-        W = sum(kept.weights.tolist())
-        mean = 1 / W if W else 0.0
-        scale = {"w": 1.0 if bool(taken.all()) else ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
-        return Visit(
-            sums={
-                name: sums[name] if scale[rule] == 1 else scale[rule] * sums[name] for name, (_, rule) in reduce.items()
-            },
-            kept=kept,
-            states=states,
-            report=torch.cat(reports, dim=1),
-        )
-
-    def _factors(self, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
-        """(M,), float64: what each client's upload is multiplied by."""
-        if rule == "p":
-            return self.task.data.importance[ids]
-        return weights / self.task.steps(self.task.data.sizes[ids]) if rule == "avg/K" else weights
-
-    def _good(self, ids: Tensor, finite: Tensor, admitted: Tensor) -> Tensor:
-        """(M,): who of those admitted sent finite vectors. Stops the run at others if so told."""
-        bad = admitted & ~finite
-        if self.on_bad_update == "stop" and bool(bad.any()):
-            raise DivergenceError(
-                f"The update of client {int(ids[bad][0])} in round {self.t + 1} is not finite; use a smaller 'lr', "
-                "'clip', or on_bad_update='drop'"
-            )
-        return admitted & finite
-
 
 def _finite(*vectors: Tensor) -> Tensor:
     """(1,), float64: whether all of them are finite."""
     return torch.stack([v.isfinite().all() for v in vectors]).all().to(torch.float64)[None]
-
-
-def _weighted_sum(factors: Tensor, rows: Tensor) -> Tensor:
-    """Σ factor · row: row after row on a CPU, so that all engines round alike; at once on a GPU."""
-    if rows.device.type != "cpu":
-        return factors.to(rows.device, rows.dtype) @ rows
-    total = factors[0].item() * rows[0] if len(rows) else rows.new_zeros(rows.shape[1])
-    for factor, row in zip(factors[1:].tolist(), rows[1:], strict=True):
-        total = total + factor * row
-    return total
-
-
-Admit = Callable[[Tensor, Callable[[], Tensor]], Tensor]
-"""Whose work counts, given the clients of a chunk and how many samples' gradients each computed."""
-
-
-def _everyone(ids: Tensor, samples: Callable[[], Tensor]) -> Tensor:
-    return torch.ones(len(ids), dtype=torch.bool)
 
 
 def over_selecting(selector: Selector, system: System, N: int) -> Selector:

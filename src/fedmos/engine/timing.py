@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from ..cost import Wire
 from ..system import Clock
 from .choosing import Choice
+from .work import Phase
 
 
 class Traffic(NamedTuple):
@@ -31,25 +31,34 @@ class Timing:
         self._seconds: list[Tensor] = []
         self.late: list[int] = []
 
-    def note(self, ids: Tensor, samples: Callable[[], Tensor]) -> Tensor:
-        """Remember the gradients of an earlier phase; everyone counts."""
-        if self._clock is not None:
-            for i, n in zip(ids.tolist(), samples().tolist(), strict=True):
-                self._samples[i] += n
-        return torch.ones(len(ids), dtype=torch.bool)
+    @property
+    def clocked(self) -> bool:
+        return self._clock is not None
 
-    def in_time(self, ids: Tensor, samples: Callable[[], Tensor]) -> Tensor:
-        """Who is done before the deadline."""
-        everyone = self.note(ids, samples)
+    def admits(self, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor:
+        """(M,): who is done with a phase, in which each computed gradients of so many samples, before the deadline."""
+        if self._clock is None or phase == "prepare":
+            return torch.ones(len(ids), dtype=torch.bool)
+        return ~self._clock.late(self._needed(ids, samples))
+
+    def record(self, phase: Phase, ids: Tensor, samples: Tensor) -> None:
+        """Remember what clients did in a phase."""
         if self._clock is None:
-            return everyone
-        gradients = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
-        down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._choice.holding)
-        seconds = self._clock.seconds(ids, down, self._traffic.up, gradients, self._losses[ids])
-        late = self._clock.late(seconds)
+            return
+        if phase == "prepare":
+            for i, n in zip(ids.tolist(), samples.tolist(), strict=True):
+                self._samples[i] += n
+            return
+        seconds = self._needed(ids, samples)
         self._seconds.append(seconds)
-        self.late += ids[late].tolist()
-        return ~late
+        self.late += ids[self._clock.late(seconds)].tolist()
+
+    def _needed(self, ids: Tensor, samples: Tensor) -> Tensor:
+        """Seconds from a client's receiving x to its sending an update."""
+        assert self._clock is not None
+        before = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
+        down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._choice.holding)
+        return self._clock.seconds(ids, down, self._traffic.up, before + samples, self._losses[ids])
 
     def seconds(self) -> Tensor | None:
         """What each client of the cohort needed."""

@@ -130,9 +130,10 @@ class Crew:
         M, sizes = len(job.ids), self.task.data.sizes[job.ids]
         width = int(sizes.max())
         steps = int(self.task.steps(torch.tensor(width)))
-        if self.plan.fixed_shapes and watch is None:
-            most = self.task.most_samples
-            width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
+        if watch is None:
+            if self.plan.fixed_shapes:
+                most = self.task.most_samples
+                width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
             job = self.filled(job)
         inputs = Inputs(_packed(job), job.x, job.msg, job.own)
         key = (job.phase, job.runs, len(job.ids), width, steps, job.ctx.S)
@@ -157,8 +158,14 @@ class Crew:
     def filled(self, job: Job) -> Job:
         """The job with rows that do not count, up to one of few sizes, where a new shape costs something."""
         M = len(job.ids)
-        if job.runs > 1 or not self.plan.fixed_shapes:
+        if job.runs > 1:
             return job
+        if not self.plan.fixed_shapes:
+            # Kernels for one client are others than for several, and round otherwise.
+            alone = M == 1 and self.plan.engine == "batched" and self.task.model.device.type == "cpu"
+            return _filled(job, 2) if alone else job
+        if M == 1 and self.task.model.device.type == "cpu":
+            return _filled(job, 2)
         return _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
 
     def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:

@@ -65,6 +65,8 @@ class Checkpoints:
         self.damage: list[str] = []
         """What was wrong with those that were passed over, newest first."""
         self._number = max(self._numbers(), default=0)
+        self.chosen: int | None = None
+        """The number of the one that `newest` gave."""
         self._rounds: list[Rounds] = []
         self._rows: list[Rows] = []
         self._good: dict[int, frozenset[str]] = {}
@@ -84,6 +86,7 @@ class Checkpoints:
                 self.damage.append(f"{number:06} ({error})")
             else:
                 self._rounds, self._rows, self._good = found.rounds, found.rows, {number: found.files}
+                self.chosen = number
                 return found.snapshot
         overtaken = sorted(self._numbers(), reverse=True) != numbers  # by a run that goes on as we read
         return self.newest() if overtaken else None
@@ -99,6 +102,14 @@ class Checkpoints:
         ):
             self._write(snapshot, frozenset(changed))
         self._prune()
+
+    def read(self, number: int) -> Snapshot:
+        """The one of that number."""
+        return self._read(number).snapshot
+
+    def needed(self, changed: set[int]) -> list[int]:
+        """Whose state the next checkpoint is to hold, where those have changed since the last one."""
+        return sorted(new_rows(self._rows, frozenset(changed))[1])
 
     def tidy(self) -> None:
         """Remove what a killed run left half written. Only for who holds the lock."""

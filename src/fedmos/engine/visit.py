@@ -1,0 +1,237 @@
+"""A visit to a cohort: every client does its work, on whichever rank, and what they send is summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Context, Vectors
+from ..ranks import Ranks
+from .choosing import Cohort
+from .clients import ClientStore
+from .task import Task
+from .timing import Timing
+from .work import Crew, Job, Phase
+
+_BLOCKS = 8
+
+
+class Read(NamedTuple):
+    """A request for numbers, float64, that are on the device. Reading is what a round waits for; all else is queued."""
+
+    numbers: Tensor
+    now: bool = False
+    """Before anything else is queued, which might overwrite what the numbers are about."""
+
+
+class Visit(NamedTuple):
+    """What came back from a cohort."""
+
+    sums: Vectors
+    kept: Cohort
+    """Those whose uploads count."""
+    states: tuple[Tensor, Vectors]
+    """Clients kept and their new state; of several ranks, those who live with this one."""
+    report: Tensor
+    """(2, kept), on the device: whether all is finite that each of those sent, and their mean training losses."""
+
+
+class Blame(Exception):
+    """A client's update is not finite."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__(client)
+        self.client = client
+
+
+class Errand(NamedTuple):
+    """What a cohort is to do, and with what."""
+
+    phase: Phase
+    ctx: Context
+    lr: float
+    x: Tensor
+    msg: Vectors
+    timing: Timing | None
+    """Says who is late; None where nobody is."""
+    careful: bool
+    """Look at every update before it is summed, and leave out those that are not finite."""
+    forgiving: bool
+    """Whether those are left out silently; otherwise they are blamed."""
+
+
+@dataclass(kw_only=True)
+class Visitor:
+    """Visits cohorts. Several ranks share the work; what each brings back is the same on all of them.
+
+    Uploads are summed block by block, clients in ascending order within each, and then the blocks' sums in order. On a
+    CPU a block is an eighth of the cohort, whatever the engine and the number of ranks, on which the bits therefore do
+    not depend. On a GPU, which sums a chunk at once, it is a chunk, or a rank's share of the cohort.
+    """
+
+    task: Task
+    algorithm: Algorithm
+    crew: Crew
+    clients: ClientStore
+    ranks: Ranks
+
+    def visit(self, cohort: Cohort, errand: Errand) -> Generator[Job | Read, Any, Visit]:
+        algorithm, timing, phase = self.algorithm, errand.timing, errand.phase
+        reduce = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
+        S, b = len(cohort.ids), self._block(len(cohort.ids), errand.x)
+        costs = [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(b)]
+        owner = self.ranks.assign(costs)
+        mine = torch.tensor([n for n in range(S) if owner[n // b] == self.ranks.rank], dtype=torch.int64)
+        state_of = self._brought(cohort.ids, owner, b, errand.x)
+        sums: dict[int, Vectors] = {block: {} for block, rank in enumerate(owner) if rank == self.ranks.rank}
+        states, reports, counts = [], [errand.x.new_empty((2, 0), dtype=torch.float64)], [mine[:0]]
+        began = perf_counter()
+        for places in self.crew.chunks(mine) if len(mine) else ():
+            ids = cohort.ids[places]
+            factors = {name: self._factors(rule, ids, cohort.weights[places]) for name, (_, rule) in reduce.items()}
+            done = yield Job(
+                phase=phase,
+                ids=ids,
+                ctx=errand.ctx,
+                lr=torch.tensor([errand.lr], dtype=torch.float64),
+                W=torch.tensor([errand.ctx.W], dtype=torch.float64),
+                x=errand.x,
+                msg=errand.msg,
+                own=state_of(places),
+                last=self.clients.last[ids],
+                factors=factors,
+            )
+            counts.append(done.samples() if timing is not None and timing.clocked else torch.zeros_like(ids))
+            good = _in_time(timing, phase, ids, counts[-1])
+            if errand.careful:
+                good = good & ((yield Read(done.report[0], now=True)) > 0)
+            whole = bool(good.all())
+            chosen = slice(None) if whole else good.nonzero().flatten().to(errand.x.device)
+            reports.append(done.report.clone())
+            states.append((places[good], {name: v[chosen].clone() for name, v in done.own.items()}))
+            for name, (upload, _) in reduce.items():
+                if done.sums and whole and _is_block(places, b, S):
+                    sums[int(places[0]) // b][name] = done.sums[name][0].clone()
+                else:
+                    _add_rows(sums, name, places[good] // b, factors[name][good], done.uploads[upload][chosen])
+        report, samples = torch.cat(reports, dim=1), torch.cat(counts)
+        vectors = {block: _stacked(found, reduce, errand.x) for block, found in sums.items()}
+        if self.ranks.size > 1:
+            self.ranks.measured(sum(costs[block] for block in sums), perf_counter() - began)
+            report, samples = self._shared(report, samples, mine, [owner[n // b] for n in range(S)])
+            vectors = dict(enumerate(self.ranks.gather(vectors, owner, _stacked({}, reduce, errand.x))))
+
+        good = _in_time(timing, phase, cohort.ids, samples)
+        if timing is not None:
+            timing.record(phase, cohort.ids, samples)
+        if errand.careful:
+            finite = report[0].cpu() > 0
+            if not (errand.forgiving or bool(finite[good].all())):
+                raise Blame(int(cohort.ids[good & ~finite][0]))
+            good = good & finite
+        everyone = bool(good.all())
+        kept = cohort if everyone else Cohort(cohort.ids[good], cohort.weights[good])
+        # Where clients were left out, the others' weights are scaled up to the same sum.
+        W = sum(kept.weights.tolist())
+        mean = 1 / W if W else 0.0
+        scale = {"w": 1.0 if everyone else errand.ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
+        total = vectors[0]
+        for block in range(1, len(owner)):
+            total = total + vectors[block]
+        return Visit(
+            sums={
+                name: v if scale[rule] == 1 else scale[rule] * v
+                for (name, (_, rule)), v in zip(reduce.items(), total, strict=True)
+            },
+            kept=kept,
+            states=self._returned(cohort.ids, good, owner, b, states, errand.x),
+            report=report if everyone else report[:, good.nonzero().flatten().to(report.device)],
+        )
+
+    def _block(self, S: int, x: Tensor) -> int:
+        if x.device.type == "cpu":
+            return -(S // -_BLOCKS)
+        return min(self.crew.plan.chunk, -(S // -self.ranks.size))
+
+    def _factors(self, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
+        """(M,), float64: what each client's upload is multiplied by."""
+        if rule == "p":
+            return self.task.data.importance[ids]
+        return weights / self.task.steps(self.task.data.sizes[ids]) if rule == "avg/K" else weights
+
+    # Between ranks. Client i lives with rank i mod size; its state goes to who trains it, and back.
+
+    def _shared(self, report: Tensor, samples: Tensor, mine: Tensor, owner: list[int]) -> tuple[Tensor, Tensor]:
+        """What every client of the cohort reports, and how many samples' gradients it computed, from all ranks."""
+        table = torch.zeros((3, len(owner)), dtype=torch.float64)
+        table[:, mine] = torch.cat([report.cpu(), samples[None].to(torch.float64)])
+        tables = self.ranks.everyones(table)
+        whole = torch.stack([tables[rank][:, n] for n, rank in enumerate(owner)], dim=1)
+        return whole[:2].to(report.device), whole[2].to(torch.int64)
+
+    def _brought(self, ids: Tensor, owner: list[int], b: int, x: Tensor) -> Callable[[Tensor], Vectors]:
+        """The state of clients by their places in the cohort; of those who live with other ranks, brought here."""
+        if self.ranks.size == 1 or not self.algorithm.client_state:
+            return lambda places: self.clients.read(ids[places])
+        ways = [(i % self.ranks.size, owner[n // b]) for n, i in enumerate(ids.tolist())]
+        at_home = torch.tensor([n for n, (home, _) in enumerate(ways) if home == self.ranks.rank], dtype=torch.int64)
+        rows = self.clients.read(ids[at_home]) if len(at_home) else {}
+        arrived = {}
+        for name in self.algorithm.client_state:
+            leaving = dict(zip(at_home.tolist(), rows.get(name, ()), strict=True))
+            arrived[name] = self.ranks.route(ways, leaving, x)
+        return lambda places: {name: torch.stack([v[n] for n in places.tolist()]) for name, v in arrived.items()}
+
+    def _returned(
+        self,
+        ids: Tensor,
+        good: Tensor,
+        owner: list[int],
+        b: int,
+        states: list[tuple[Tensor, Vectors]],
+        x: Tensor,
+    ) -> tuple[Tensor, Vectors]:
+        """Clients who live here and were kept, and their new state."""
+        names = list(states[0][1]) if states else []
+        if self.ranks.size == 1:
+            return ids[good], {name: torch.cat([own[name] for _, own in states]) for name in names}
+        trained = [n for places, _ in states for n in places.tolist()]
+        places = good.nonzero().flatten().tolist()
+        ways = [(owner[n // b], int(ids[n]) % self.ranks.size) for n in places]
+        here = [n for n, (_, home) in zip(places, ways, strict=True) if home == self.ranks.rank]
+        own = {}
+        for name in sorted({name for some in self.ranks.all_of(names) for name in some}):
+            rows = torch.cat([own[name] for _, own in states]) if states else ()
+            of = dict(zip(trained, rows, strict=True))
+            arrived = self.ranks.route(ways, {k: of[n] for k, n in enumerate(places) if n in of}, x)
+            if here:
+                own[name] = torch.stack([v for _, v in sorted(arrived.items())])
+        return ids[here], own
+
+
+def _in_time(timing: Timing | None, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor:
+    """(M,): whose work counts; without a clock, everyone's."""
+    return torch.ones(len(ids), dtype=torch.bool) if timing is None else timing.admits(phase, ids, samples)
+
+
+def _is_block(places: Tensor, b: int, S: int) -> bool:
+    """Whether these are all the places of one block."""
+    first = int(places[0])
+    return first % b == 0 and len(places) == min(b, S - first) and int(places[-1]) == first + len(places) - 1
+
+
+def _add_rows(sums: Mapping[int, Vectors], name: str, blocks: Tensor, factors: Tensor, rows: Tensor) -> None:
+    """Add factor · row to the sum of the row's block: one after another, so that all engines round alike."""
+    for block, factor, row in zip(blocks.tolist(), factors.tolist(), rows, strict=True):
+        found = sums[block]
+        found[name] = found[name] + factor * row if name in found else factor * row
+
+
+def _stacked(sums: Vectors, names: Iterable[str], x: Tensor) -> Tensor:
+    """The sums under each other; zeros where nobody has sent anything."""
+    return torch.stack([sums[name] if name in sums else torch.zeros_like(x) for name in names])
