@@ -190,8 +190,9 @@ def test_client_state_on_disk_is_client_state_in_memory(tmp_path):
         ClientStore(tuple(initial), initial, clients=100_000, folder=tmp_path, in_memory=limit) for limit in (2**40, 0)
     ]
     for store in stores:
-        store.write(torch.tensor([7, 99_999]), {"c_i": torch.ones(2, 1000) * torch.tensor([[1.0], [2.0]])}, t=3)
-        store.write(torch.tensor([7]), {"r_i": torch.full((1, 1000), 5.0)}, t=4)
+        store.write(torch.tensor([7, 99_999]), {"c_i": torch.ones(2, 1000) * torch.tensor([[1.0], [2.0]])})
+        store.write(torch.tensor([7]), {"r_i": torch.full((1, 1000), 5.0)})
+        store.note(torch.tensor([7, 99_999]), 3)
     memory, disk = (store.read(torch.tensor([7, 0, 99_999])) for store in stores)
     for name in initial:
         assert torch.equal(memory[name], disk[name])
@@ -210,7 +211,7 @@ def test_client_state_on_disk_is_client_state_in_memory(tmp_path):
 def test_a_run_with_its_client_state_on_disk_is_the_same_run(quick, monkeypatch, tmp_path):
     algorithm = fm.Scaffold(lr=0.1)
     memory = quick(algorithm=algorithm)
-    monkeypatch.setattr(ClientStore.__init__, "__defaults__", (None, 0))
+    monkeypatch.setattr(ClientStore.__init__, "__defaults__", (None, 0, (0, 1)))
     disk = quick(algorithm=algorithm, out=tmp_path / "run")
     assert torch.equal(memory.params, disk.params)
     assert list(memory.clients) == list(disk.clients)

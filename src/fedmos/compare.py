@@ -1,8 +1,8 @@
 """Methods side by side: who reaches the target in how many rounds and bytes.
 
-Every run has a folder of its own, so a comparison that was cut off continues where it was. Runs
-share the machine's cores as single-threaded processes, which for many small runs is faster than
-one after another with all cores each.
+Every run has a folder of its own, so a comparison that was cut off continues where it was. The runs of a
+method (seeds, step sizes) train side by side as one program (`fm.run_many`); methods share the machine's cores as
+single-threaded processes, which for many small runs is faster than one after another with all cores each.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import os
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from .config import Choice, CompareConfig, Method
-from .engine.rounds import DivergenceError
+from .config import CompareConfig, Method
+from .many import run_many
 from .metrics import is_loss
 from .result import Result
 
@@ -54,9 +53,8 @@ class Job(NamedTuple):
     seed: int
     stop: bool
 
-    @property
-    def folder(self) -> str:
-        return f"{self.method}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.stop else "")
+    def folder(self, out: str | Path) -> Path:
+        return Path(out) / "runs" / (f"{self.method}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.stop else ""))
 
 
 def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, workers: int | None = None) -> list[Row]:
@@ -66,17 +64,27 @@ def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, work
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         text = config.model_dump_json()
+        parts = -(workers // -len(config.methods))
 
-        def start(job: Job) -> Future[str]:
-            return pool.submit(_work, text, job, str(out / "runs" / job.folder))
+        def start(jobs: list[Job]) -> list[Future[None]]:
+            """Begin the runs of one method, in as many processes as there are to spare; a future for each run."""
+            width = -(len(jobs) // -parts)
+            shares = [jobs[i : i + width] for i in range(0, len(jobs), width)]
+            futures = [(pool.submit(_work, text, share, str(out)), len(share)) for share in shares]
+            return [future for future, count in futures for _ in range(count)]
+
+        def finished(jobs: list[Job], futures: list[Future[None]]) -> list[Result]:
+            for future in futures:
+                future.result()
+            return [Result.load(job.folder(out)) for job in jobs]
 
         try:
-            lrs = _step_sizes(config, start, say)
+            lrs = _step_sizes(config, start, finished, say)
             jobs = [[Job(i, lr, seed, stop=False) for seed in config.seeds] for i, lr in enumerate(lrs)]
-            futures = [[start(job) for job in row] for row in jobs]
+            futures = [start(row) for row in jobs]
             rows = []
-            for method, lr, row in zip(config.methods, lrs, futures, strict=True):
-                rows.append(Row(method=method, lr=lr, results=[Result.load(future.result()) for future in row]))
+            for i, method in enumerate(config.methods):
+                rows.append(Row(method=method, lr=lrs[i], results=finished(jobs[i], futures[i])))
                 say(f"{method.label}: rounds to target {rows[-1].rounds(*_target(config))}")
             return rows
         except BaseException:
@@ -84,7 +92,12 @@ def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, work
             raise
 
 
-def _step_sizes(config: CompareConfig, start: Callable[[Job], Future[str]], say: Say) -> list[float]:
+def _step_sizes(
+    config: CompareConfig,
+    start: Callable[[list[Job]], list[Future[None]]],
+    finished: Callable[[list[Job], list[Future[None]]], list[Result]],
+    say: Say,
+) -> list[float]:
     """Each method's own step size, or the best of the common grid on the tuning seed."""
     if config.tune is None:
         return [float(method.algorithm.fields["lr"]) for method in config.methods]
@@ -92,9 +105,8 @@ def _step_sizes(config: CompareConfig, start: Callable[[Job], Future[str]], say:
 
     tune, chosen = config.tune, []
 
-    def cost(path: str) -> tuple[float, float]:
+    def cost(result: Result) -> tuple[float, float]:
         """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
-        result = Result.load(path)
         rounds, value = result.rounds_to(metric, target), last_value(result, metric)
         if len(result.history) < config.rounds and rounds is None:
             value = None  # it diverged
@@ -104,23 +116,26 @@ def _step_sizes(config: CompareConfig, start: Callable[[Job], Future[str]], say:
         return (math.inf, badness) if rounds is None else (rounds, 0.0)
 
     stop = tune.by == "rounds"
-    futures = [[start(Job(i, lr, tune.seed, stop)) for lr in tune.lr] for i in range(len(config.methods))]
-    for method, row in zip(config.methods, futures, strict=True):
-        costs = {lr: cost(future.result()) for lr, future in zip(tune.lr, row, strict=True)}
+    jobs = [[Job(i, lr, tune.seed, stop) for lr in tune.lr] for i in range(len(config.methods))]
+    futures = [start(row) for row in jobs]
+    for i, method in enumerate(config.methods):
+        costs = dict(zip(tune.lr, map(cost, finished(jobs[i], futures[i])), strict=True))
         chosen.append(min(sorted(costs), key=lambda lr: costs[lr]))  # the smallest of equally good ones
         say(f"{method.label}: step size {chosen[-1]:g}")
     return chosen
 
 
-def _work(text: str, job: Job, folder: str) -> str:
-    """One run, in a worker; a run that diverges counts as far as it got."""
+def _work(text: str, jobs: list[Job], out: str) -> None:
+    """Runs of one method, in a worker, side by side; one that diverges counts as far as it got."""
     config = CompareConfig.model_validate_json(text)
-    method = config.methods[job.method]
-    algorithm = Choice(name=method.algorithm.name, **method.algorithm.fields | {"lr": job.lr})
-    target = config.target if job.stop else None
-    with suppress(DivergenceError):
-        config.run(algorithm, method.selection, job.seed, target=target, out=folder, resume=True)
-    return folder
+    dataset = config.data.load()
+    runs = []
+    for job in jobs:
+        method = config.methods[job.method]
+        algorithm = method.algorithm.but(lr=job.lr)
+        more = {"target": config.target if job.stop else None, "out": job.folder(out), "resume": True}
+        runs.append(config.arguments(algorithm, method.selection, job.seed, dataset, **more))
+    run_many(runs)
 
 
 def _target(config: CompareConfig) -> tuple[str, float]:

@@ -94,19 +94,26 @@ class DataConfig(Strict):
             raise whole(f"clients: must be given for the partition {self.partition.name}")
         return self
 
-    def make(self, seed: int) -> fm.FederatedData:
+    def load(self) -> fm.Dataset | None:
+        """The data set before it is divided; None for one that comes divided."""
+        if self.name == "synthetic":
+            return None
+        with located("data"):
+            dataset = fm.datasets.load(self.name, self.root)
+        if self.augment is not None:
+            dataset = dataset.declare(augment=fm.Augment(crop=self.augment.crop, flip=self.augment.flip))
+        return dataset if self.test_samples is None else dataset.fewer_tests(self.test_samples)
+
+    def make(self, seed: int, dataset: fm.Dataset | None = None) -> fm.FederatedData:
+        """The federation; of a data set that was loaded before, if one is given."""
         seed = seed if self.seed is None else self.seed
         if self.name == "synthetic":
             given = {f: getattr(self, f) for f in ("alpha", "beta", "clients") if getattr(self, f) is not None}
             with located("data"):
                 return fm.datasets.synthetic(**given, seed=seed)
         scheme = build("data.partition", self.partition, catalogue.partitions())
-        with located("data"):
-            dataset = fm.datasets.load(self.name, self.root)
-        if self.augment is not None:
-            dataset = dataset.declare(augment=fm.Augment(crop=self.augment.crop, flip=self.augment.flip))
-        if self.test_samples is not None:
-            dataset = dataset.fewer_tests(self.test_samples)
+        dataset = dataset or self.load()
+        assert dataset is not None
         with located("data.partition"):
             return dataset.partition(scheme, self.clients, seed)
 
@@ -166,9 +173,15 @@ class Training(Strict):
 
     def run(self, algorithm: Choice, selection: Choice, seed: int, **more: Any) -> fm.Result:
         """Build everything and train."""
-        parts = self._method(algorithm, selection) | self._common(seed)
+        return fm.run(**self.arguments(algorithm, selection, seed, **more))
+
+    def arguments(
+        self, algorithm: Choice, selection: Choice, seed: int, dataset: fm.Dataset | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """What to call `fm.run` with."""
+        parts = self._method(algorithm, selection) | self._common(seed, dataset)
         check_parts(parts, seed, located)
-        return fm.run(**parts | more, seed=seed)
+        return parts | more | {"seed": seed}
 
     def _method(self, algorithm: Choice, selection: Choice, where: str = "") -> dict[str, Any]:
         """What differs between the methods of a comparison."""
@@ -177,7 +190,7 @@ class Training(Strict):
             "selection": build(f"{where}selection", selection, catalogue.selectors()),
         }
 
-    def _common(self, seed: int) -> dict[str, Any]:
+    def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
         """All other arguments of `fm.run`; what costs most is made last."""
         given = {name: getattr(self, name) for name in Training.model_fields}
         if isinstance(self.lr_decay, dict):
@@ -189,7 +202,7 @@ class Training(Strict):
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, catalogue.availabilities())
-        return given | {"model": self.make_model(seed), "data": self.data.make(seed)}
+        return given | {"model": self.make_model(seed), "data": self.data.make(seed, dataset)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
         """The model; its initial weights follow the run's seed unless it has one of its own."""

@@ -7,6 +7,7 @@ itself never trains: PyTorch does not differentiate in a fork of a process that 
 import hashlib
 import json
 import os
+import socket
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401  torch.func imports it at its first use, for seconds: here once, not in every fork
 
 import fedmos as fm
+from fedmos.ranks import leave
 
 COMBINATIONS = {
     "FedMoS + ACS": (fm.FedMoS(lr=0.05), fm.ACS(m=4)),
@@ -62,6 +64,27 @@ def fork(work: Callable[[], Any]) -> int:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
+
+
+def ranks(size: int, work: Callable[[], Any]) -> list[int]:
+    """Start `work` in as many processes that know of each other, as torchrun would."""
+    with socket.socket() as some:
+        some.bind(("127.0.0.1", 0))
+        port = some.getsockname()[1]
+
+    def as_rank(number: int) -> None:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= where | {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size)}
+        work()
+        leave()
+
+    return [fork(lambda number=number: as_rank(number)) for number in range(size)]
+
+
+def in_ranks(size: int, work: Callable[[], Any]) -> None:
+    for pid in ranks(size, work):
+        _, status = os.waitpid(pid, 0)
+        assert status == 0
 
 
 def in_fork(work: Callable[[], Any]) -> None:

@@ -23,7 +23,7 @@ class Batched(LocalGradient):
         y = y.expand(M, -1)
         size = batch.size[:, None]
         sums: tuple[Tensor, Tensor] = (y, y)
-        for inputs, targets, keys, columns in self.parts(batch, max(1, _SAMPLES_AT_ONCE // M)):
+        for inputs, targets, keys, columns in self.parts(batch, max(1, _SAMPLES_AT_ONCE // self.chunk.company)):
             used = torch.arange(columns.start, columns.stop, device=y.device) < size
             weight = used.to(y.dtype) / size
             g, value = self.task.program(y, inputs, targets, weight, keys)

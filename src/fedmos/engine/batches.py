@@ -34,12 +34,16 @@ class Chunk(NamedTuple):
     """At least the largest n."""
     steps: int
     """The largest K."""
+    company: int
+    """Clients of the cohort. Like `width`, where a whole cohort's is given it leaves a client's bits independent of
+    who shares its chunk."""
 
     @classmethod
     def of(cls, task: Task, ids: Tensor) -> Chunk:
         device, sizes = task.model.device, task.data.sizes[ids]
         steps = int(task.steps(sizes.max()))
-        return cls(ids.to(device), task.data.offsets[ids].to(device), sizes.to(device), int(sizes.max()), steps)
+        offsets = task.data.offsets[ids].to(device)
+        return cls(ids.to(device), offsets, sizes.to(device), int(sizes.max()), steps, len(ids))
 
 
 class Batch(NamedTuple):

@@ -142,6 +142,7 @@ class Together:
             own={name: torch.cat([job.own[name] for _, job in jobs]) for name in first.own},
             last=torch.cat([job.last for _, job in jobs]),
             factors={name: torch.cat([job.factors[name] for _, job in jobs]) for name in first.factors},
+            width=max(job.width for _, job in jobs),
             fields={
                 name: each([getattr(self._runs[number].algorithm, name) for number, _ in jobs]) for name in self._fields
             },

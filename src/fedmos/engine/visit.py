@@ -85,7 +85,7 @@ class Visitor:
         reduce = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
         S, b = len(cohort.ids), self._block(len(cohort.ids), errand.x)
         costs = [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(b)]
-        owner = self.ranks.assign(costs)
+        width, owner = int(self.task.data.sizes[cohort.ids].max()), self.ranks.assign(costs)
         mine = torch.tensor([n for n in range(S) if owner[n // b] == self.ranks.rank], dtype=torch.int64)
         state_of = self._brought(cohort.ids, owner, b, errand.x)
         sums: dict[int, Vectors] = {block: {} for block, rank in enumerate(owner) if rank == self.ranks.rank}
@@ -105,6 +105,7 @@ class Visitor:
                 own=state_of(places),
                 last=self.clients.last[ids],
                 factors=factors,
+                width=width,
             )
             counts.append(done.samples() if timing is not None and timing.clocked else torch.zeros_like(ids))
             good = _in_time(timing, phase, ids, counts[-1])

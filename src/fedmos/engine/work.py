@@ -64,6 +64,8 @@ class Job(NamedTuple):
     """(M,), on the CPU."""
     factors: Vectors
     """For each sum, what the clients' uploads are multiplied by, (M,)."""
+    width: int
+    """The largest number of samples in the whole cohort."""
     fields: Vectors = {}
     """Fields of the algorithm that differ between clients, (M,) each."""
     runs: int = 1
@@ -128,8 +130,7 @@ class Crew:
     @torch.no_grad()
     def do(self, job: Job, watch: Watch | None = None) -> Done:
         M, sizes = len(job.ids), self.task.data.sizes[job.ids]
-        width = int(sizes.max())
-        steps = int(self.task.steps(torch.tensor(width)))
+        width, steps = job.width, int(self.task.steps(sizes.max()))
         if watch is None:
             if self.plan.fixed_shapes:
                 most = self.task.most_samples
@@ -160,12 +161,10 @@ class Crew:
         M = len(job.ids)
         if job.runs > 1:
             return job
+        if M == 1 < min(job.ctx.S, self.plan.chunk) and self.task.model.device.type == "cpu":
+            return _filled(job, 2)  # kernels for one client are others than for several, and round otherwise
         if not self.plan.fixed_shapes:
-            # Kernels for one client are others than for several, and round otherwise.
-            alone = M == 1 and self.plan.engine == "batched" and self.task.model.device.type == "cpu"
-            return _filled(job, 2) if alone else job
-        if M == 1 and self.task.model.device.type == "cpu":
-            return _filled(job, 2)
+            return job
         return _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
 
     def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
@@ -178,7 +177,7 @@ class Crew:
         t: Any = numbers.t if recorded else ctx.t
         W: Any = numbers.W if recorded or len(job.W) > 1 else ctx.W
         self.task.model.module.train()
-        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps), t)
+        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps, max(ctx.S, M)), t)
         algorithm = with_fields(self.algorithm, numbers.fields)
         c = ClientContext(
             t=t,
