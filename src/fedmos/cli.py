@@ -20,6 +20,7 @@ from rich.table import Table
 
 from . import __version__
 from .cli_data import app as data_app
+from .cli_report import report
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -33,6 +34,7 @@ app = typer.Typer(
     epilog="Start with: fedmos demo",
 )
 app.add_typer(data_app, name="data")
+app.command()(report)
 console = Console()
 
 Overrides = Annotated[
@@ -94,23 +96,28 @@ def compare(
 
 def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     from . import compare, config
-    from .report import page
+    from .report.curves import chart
+    from .report.page import html
+    from .report.study import study
+    from .storage.files import replace_file
+    from .watching import watching
 
     settings = config.load(config.CompareConfig, configuration, overrides)
     began = perf_counter()
-    rows = compare.compare(settings, out, lambda line: console.print(line, highlight=False))
+    labels = [method.label for method in settings.methods]
+    with watching(console, settings.title, labels, settings.rounds, settings.metric) as watch:
+        outcome = compare.compare(settings, out, watch)
     seconds = perf_counter() - began
-    headings, cells = compare.table(settings, rows)
-    table = Table(title=settings.title, caption=page.caption(settings), caption_justify="left")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i == 0 else "right")
-    for row in cells:
-        table.add_row(*row)
+    table = Table(title=settings.title, caption=compare.caption(settings), caption_justify="left")
+    for i, column in enumerate(outcome.columns(brief=True)):
+        table.add_column(column.heading, justify="left" if i == 0 else "right")
+    for cells in outcome.cells(brief=True):
+        table.add_row(*map(escape, cells))
     console.print(table)
-    source = configuration.read_text("utf-8") + "".join(f"\n# --set {override}" for override in overrides)
-    (out / "report.html").write_text(page.html(settings, rows, source), encoding="utf-8")
-    (out / "curves.svg").write_text(page.chart(settings, rows), encoding="utf-8")
-    console.print(f"Trained for {seconds:.0f} s. Report: {out / 'report.html'}", highlight=False)
+    if (curves := chart(outcome, settings.title)) is not None:
+        replace_file(out / "curves.svg", curves.encode())
+    replace_file(out / "report.html", html(study([out])).encode())
+    console.print(f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}", highlight=False)
 
 
 @app.command()
@@ -224,15 +231,15 @@ def _latest(folder: Path) -> Path:
 
 
 def _summary(result: Result, target: dict[str, float]) -> None:
-    from .compare import last_value
     from .history import METRICS
+    from .outcomes import last_value
 
     table = Table(
         title=f"{result.info['algorithm']}, {result.info['selection']}", show_header=False, title_justify="left"
     )
     table.add_row("rounds", str(len(result.history)) + (" (interrupted)" if result.interrupted else ""))
     for metric in METRICS:
-        if (value := last_value(result, metric)) is not None:
+        if (value := last_value(result.history, metric)) is not None:
             table.add_row(metric.replace("_", " "), f"{value:.4f}")
     down, up = (sum(getattr(r, f"bytes_{way}") for r in result.history) / 1e6 for way in ("down", "up"))
     table.add_row("megabytes down, up", f"{down:.2f}, {up:.2f}")

@@ -10,39 +10,26 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from .config import CompareConfig, Method
+from .config import CompareConfig
+from .config_fields import FinalOf
 from .many import run_many
 from .metrics import is_loss
+from .outcomes import Row, final_mean, last_value, spread
 from .result import Result
+from .storage import toml
+from .storage.files import replace_file
+from .table import Table, write
+from .watching import Watch
 
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One method: its step size and its result for each seed."""
-
-    method: Method
-    lr: float
-    results: list[Result]
-
-    def rounds(self, metric: str, target: float) -> list[int | None]:
-        return [r.rounds_to(metric, target) for r in self.results]
-
-    def megabytes(self, metric: str, target: float) -> list[float | None]:
-        return [None if b is None else b / 1e6 for b in (r.bytes_to(metric, target) for r in self.results)]
-
-    def final(self, metric: str) -> list[float | None]:
-        return [last_value(r, metric) for r in self.results]
+CONFIGURATION = "comparison.toml"
+"""The name, in a comparison's folder, of the configuration that it ran with."""
 
 
 class Job(NamedTuple):
@@ -57,9 +44,34 @@ class Job(NamedTuple):
         return Path(out) / "runs" / (f"{self.method}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.stop else ""))
 
 
-def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, workers: int | None = None) -> list[Row]:
-    """Run every method for every seed, each with the best step size of the grid if the configuration asks to tune."""
+def compare(config: CompareConfig, out: Path, watch: Watch | None = None, workers: int | None = None) -> Table:
+    """Run every method for every seed, each with the best step size of the grid if the configuration asks to tune.
+
+    The table is written to the folder, too.
+    """
     config.check()
+    watch = watch or Watch()
+    out.mkdir(parents=True, exist_ok=True)
+    kept = config.model_dump(mode="json", exclude_none=True)
+    if config.data.root is not None:
+        kept["data"]["root"] = str(Path(config.data.root).absolute())
+    replace_file(out / CONFIGURATION, toml.dumps(kept).encode())
+    (out / "table.json").unlink(missing_ok=True)  # which says that the comparison is complete
+    rows = _rows(config, out, watch, workers)
+    table = tabulate(config, rows)
+    write(table, out)
+    return table
+
+
+def tabulate(config: CompareConfig, rows: list[Row]) -> Table:
+    """What the rows say of the configuration's target."""
+    level = config.level
+    if isinstance(level, FinalOf):
+        level = final_mean(next(row for row in rows if row.label == level.final_of), config.metric)
+    return Table(metric=config.metric, target=level, baseline=config.reference, rows=rows)
+
+
+def _rows(config: CompareConfig, out: Path, watch: Watch, workers: int | None) -> list[Row]:
     workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -79,35 +91,48 @@ def compare(config: CompareConfig, out: Path, say: Say = lambda line: None, work
             return [Result.load(job.folder(out)) for job in jobs]
 
         try:
-            lrs = _step_sizes(config, start, finished, say)
+            lrs = _step_sizes(config, out, start, finished, watch)
             jobs = [[Job(i, lr, seed, stop=False) for seed in config.seeds] for i, lr in enumerate(lrs)]
+            for method, row in zip(config.methods, jobs, strict=True):
+                watch.training(method.label, [job.folder(out) for job in row])
             futures = [start(row) for row in jobs]
             rows = []
             for i, method in enumerate(config.methods):
-                rows.append(Row(method=method, lr=lrs[i], results=finished(jobs[i], futures[i])))
-                say(f"{method.label}: rounds to target {rows[-1].rounds(*_target(config))}")
+                results = dict(zip(config.seeds, finished(jobs[i], futures[i]), strict=True))
+                rows.append(Row.of(method.label, lrs[i], results))
+                watch.trained(method.label, _in_short(config, rows[-1]))
             return rows
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
+def _in_short(config: CompareConfig, row: Row) -> str:
+    """What is known of a method before all others have ended."""
+    final = f"final {config.metric} {spread(list(row.final(config.metric).values()), 3)}"
+    if isinstance(config.level, FinalOf):
+        return final
+    costs = row.costs(config.metric, config.level).values()
+    rounds = spread([None if c is None else c.rounds for c in costs])
+    return f"rounds to {config.metric} {config.level:g}: {rounds}; {final}"
+
+
 def _step_sizes(
     config: CompareConfig,
+    out: Path,
     start: Callable[[list[Job]], list[Future[None]]],
     finished: Callable[[list[Job], list[Future[None]]], list[Result]],
-    say: Say,
+    watch: Watch,
 ) -> list[float]:
     """Each method's own step size, or the best of the common grid on the tuning seed."""
     if config.tune is None:
         return [float(method.algorithm.fields["lr"]) for method in config.methods]
-    metric, target = _target(config)
-
-    tune, chosen = config.tune, []
+    tune, metric, target, chosen = config.tune, config.metric, config.level, []
 
     def cost(result: Result) -> tuple[float, float]:
         """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
-        rounds, value = result.rounds_to(metric, target), last_value(result, metric)
+        rounds = None if isinstance(target, FinalOf) else result.rounds_to(metric, target)
+        value = last_value(result.history, metric)
         if len(result.history) < config.rounds and rounds is None:
             value = None  # it diverged
         badness = math.inf if value is None else value if is_loss(metric) else -value
@@ -117,11 +142,13 @@ def _step_sizes(
 
     stop = tune.by == "rounds"
     jobs = [[Job(i, lr, tune.seed, stop) for lr in tune.lr] for i in range(len(config.methods))]
+    for method, row in zip(config.methods, jobs, strict=True):
+        watch.tuning(method.label, [job.folder(out) for job in row])
     futures = [start(row) for row in jobs]
     for i, method in enumerate(config.methods):
         costs = dict(zip(tune.lr, map(cost, finished(jobs[i], futures[i])), strict=True))
         chosen.append(min(sorted(costs), key=lambda lr: costs[lr]))  # the smallest of equally good ones
-        say(f"{method.label}: step size {chosen[-1]:g}")
+        watch.tuned(method.label, chosen[-1])
     return chosen
 
 
@@ -138,45 +165,14 @@ def _work(text: str, jobs: list[Job], out: str) -> None:
     run_many(runs)
 
 
-def _target(config: CompareConfig) -> tuple[str, float]:
-    ((metric, target),) = config.target.items()
-    return metric, target
-
-
-def last_value(result: Result, metric: str) -> float | None:
-    values = [getattr(record, metric) for record in result.history if getattr(record, metric) is not None]
-    return values[-1] if values else None
-
-
-def spread(values: Sequence[float | None], digits: int = 0) -> str:
-    """mean ± standard deviation; "not reached" where all are missing, and how many were reached where some are."""
-    known = [v for v in values if v is not None]
-    if not known:
-        return "not reached"
-    text = f"{statistics.mean(known):.{digits}f}"
-    if len(known) > 1:
-        text += f" ± {statistics.stdev(known):.{digits}f}"
-    return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)} reached it)"
-
-
-def table(config: CompareConfig, rows: list[Row]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells."""
-    metric, target = _target(config)
-    headings = [
-        "method",
-        "step size",
-        f"rounds to {metric} {target:g}",
-        f"MB to {metric} {target:g}",
-        f"final {metric}",
-    ]
-    cells = [
-        [
-            row.method.label,
-            f"{row.lr:g}",
-            spread(row.rounds(metric, target)),
-            spread(row.megabytes(metric, target), 2),
-            spread(row.final(metric), 3),
-        ]
-        for row in rows
-    ]
-    return headings, cells
+def caption(config: CompareConfig) -> str:
+    """How the numbers of the table came about."""
+    how = "its own step size"
+    if config.tune is not None:
+        grid = ", ".join(f"{lr:g}" for lr in config.tune.lr)
+        best = {"rounds": "reached it first", "final": "ended best"}[config.tune.by]
+        how = f"the step size among {grid} that {best} on seed {config.tune.seed}"
+    return (
+        f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions; "
+        "in brackets, 95 % bootstrap intervals over seeds."
+    )

@@ -17,10 +17,12 @@ from .config_fields import (
     AtLeastOne,
     Choice,
     Clip,
+    ComparedTarget,
     Count,
     Decay,
     Device,
     Every,
+    FinalOf,
     Flag,
     Folder,
     Fraction,
@@ -52,6 +54,7 @@ from .metrics import measurable
 from .params import FlatModel
 from .session import check_precision, check_target, find_device
 from .shown import one_line, shown
+from .validate import suggest
 
 __all__ = ["Choice", "CompareConfig", "ConfigError", "Method", "RunConfig", "build", "load", "parse"]
 
@@ -151,7 +154,6 @@ class Training(Strict):
     weight_decay: Limited = 0.0
     clip: Clip | None = None
     eval_every: Count = 1
-    target: Target | None = None
     device: Device = "auto"
     dtype: Annotated[Literal["float32", "float64"], named("float32", "float64")] = "float32"
     precision: Annotated[Literal["tf32", "bf16"], named("tf32", "bf16")] | None = None
@@ -216,6 +218,7 @@ class RunConfig(Training):
 
     algorithm: Choice
     selection: Choice
+    target: Target | None = None
     seed: Seed = 0
     out: Folder | None = None
     checkpoint_every: Every = None
@@ -225,7 +228,10 @@ class RunConfig(Training):
         """Build everything, and see that it fits together, without training."""
         parts = self._method(self.algorithm, self.selection) | self._common(self.seed)
         check_parts(parts, self.seed, located)
-        _check_task(parts)
+        _check_task(parts, self.target)
+
+    def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
+        return super()._common(seed, dataset) | {"target": self.target}
 
 
 class Method(Strict):
@@ -252,9 +258,12 @@ class CompareConfig(Training):
     """Methods × seeds: `fedmos compare`."""
 
     title: Title
-    target: Target
+    target: ComparedTarget
+    """A number, or `{final_of = "FedAvg"}`: what that method has at the end, in the mean over seeds."""
     seeds: Seeds
     methods: Annotated[list[Method], several]
+    baseline: Name | None = None
+    """The label of the method that others are measured against; by default the target's, or else the first."""
     tune: Tuning | None = None
 
     @model_validator(mode="after")
@@ -271,7 +280,28 @@ class CompareConfig(Training):
             raise whole("tune.seed: must not be one of seeds, or the table would be of the seed it was tuned on")
         if len(self.target) != 1:
             raise whole(f"target: must name exactly one metric, got {len(self.target)}")
+        level = self.level
+        for name, label in (("baseline", self.baseline), (f"target.{self.metric}.final_of", _label(level))):
+            if label is not None and label not in labels:
+                raise whole(f"{name}: must be the label of a method, got {shown(label)}{suggest(label, labels)}")
+        if isinstance(level, FinalOf) and self.tune is not None and self.tune.by == "rounds":
+            raise whole("tune.by: must be 'final' where the target is what a method has at the end, got 'rounds'")
         return self
+
+    @property
+    def metric(self) -> str:
+        """What the target is a value of."""
+        return next(iter(self.target))
+
+    @property
+    def level(self) -> float | FinalOf:
+        """The value to reach, or whose."""
+        return self.target[self.metric]
+
+    @property
+    def reference(self) -> str:
+        """The label of the method that others are measured against."""
+        return self.baseline or _label(self.level) or self.methods[0].label
 
     def check(self) -> None:
         """Build every method once, so that a mistake in the last is found before the first has run."""
@@ -284,10 +314,15 @@ class CompareConfig(Training):
         common = self._common(self.seeds[0])
         for i, parts in enumerate(made):
             check_parts(parts | common, self.seeds[0], located, f"methods.{i}.")
-        _check_task(made[0] | common)
+        level = self.level
+        _check_task(made[0] | common, {self.metric: 0.0 if isinstance(level, FinalOf) else level})
 
 
-def _check_task(parts: Mapping[str, Any]) -> None:
+def _label(level: float | FinalOf) -> str | None:
+    return level.final_of if isinstance(level, FinalOf) else None
+
+
+def _check_task(parts: Mapping[str, Any], target: Mapping[str, float] | None) -> None:
     """See that the model fits the data, and that the target can be measured."""
     with located("model"):
         task = Task(
@@ -299,7 +334,7 @@ def _check_task(parts: Mapping[str, Any]) -> None:
         )
         check_fit(task)
     with located(""):
-        check_target(parts["target"], measurable(task))
+        check_target(target, measurable(task))
 
 
 C = TypeVar("C", bound=BaseModel)

@@ -84,6 +84,12 @@ def _decay(v: Any) -> Any:
     return v
 
 
+def _compared(v: Any) -> Any:
+    """A target whose value may be what a method has at the end."""
+    _target({k: 0.0 if isinstance(value, dict) else value for k, value in v.items()} if isinstance(v, dict) else v)
+    return v
+
+
 def _target(v: Any) -> Any:
     if not isinstance(v, dict):
         raise ValueError("must be a table of metrics and numbers")
@@ -129,6 +135,24 @@ Device = Annotated[
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FinalOf(Strict):
+    """What a method has at the end, as a target for others."""
+
+    final_of: Name
+
+
+ComparedTarget = Annotated[
+    dict[
+        str,
+        Annotated[
+            Annotated[float, Tag("number")] | Annotated[FinalOf, Tag("table")],
+            Discriminator(lambda v: "table" if isinstance(v, dict | FinalOf) else "number"),
+        ],
+    ],
+    BeforeValidator(_compared),
+]
 
 
 class Choice(BaseModel):

@@ -84,7 +84,7 @@ def describe(data: FederatedData) -> Description:
             "median": float(np.median(sizes)),
             "mean": float(sizes.mean()),
             "max": float(sizes.max()),
-            "gini": _gini(sizes),
+            "gini": gini(sizes),
         },
         labels=_labels(label_counts(data), sizes) if _has_labels(data) else None,
     )
@@ -127,7 +127,8 @@ def _entropy(q: np.ndarray) -> np.ndarray:
     return entropy + 0.0  # −0 reads badly
 
 
-def _gini(sizes: np.ndarray) -> float:
+def gini(sizes: np.ndarray) -> float:
+    """0 if all are equal, near 1 if one has nearly all."""
     n = np.sort(sizes)
     rank = np.arange(1, len(n) + 1)
     return float(2 * (rank @ n) / (len(n) * n.sum()) - (len(n) + 1) / len(n))

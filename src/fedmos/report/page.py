@@ -1,78 +1,254 @@
-"""The report of a comparison: one HTML file that needs nothing else."""
+"""The report: one HTML file that needs nothing else."""
 
 from __future__ import annotations
 
-import math
-import statistics
+import json
+from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import resources
+from typing import Any
 
-from ..compare import Row, table
-from ..config import CompareConfig
-from .figure import Line, line_chart
+from ..history import METRICS
+from ..outcomes import last_value, spread
+from .answer import answer
+from .chosen import Chosen, chosen
+from .curves import Curve, curve
+from .split import Split, split
+from .study import Study
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem;
-       color-scheme: light dark }
-table { border-collapse: collapse; margin: 1rem 0 }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #8884 }
-th:first-child, td:first-child { text-align: left }
-svg { max-width: 100%; height: auto; margin: 1rem 0 }
-pre { overflow: auto; padding: 1rem; background: #8882 }
-"""
+COLOURS = ("#4477aa", "#d6455a", "#2e8b57", "#b07d12", "#8d62c4", "#1a8aa5", "#c0589a", "#7a7a7a")
+"""Each stands out from white and from a dark page (contrast 3 or more)."""
+_TITLES = {
+    "accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "train_accuracy": "training accuracy",
+}
+_AXES = {"rounds": "round", "megabytes": "megabytes sent, both ways", "seconds": "simulated seconds"}
+_NUMBERS = 10
+"""Rounds in the table under a figure."""
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def html(config: CompareConfig, rows: list[Row], source: str) -> str:
-    """The page; `source` is the configuration's text."""
-    headings, cells = table(config, rows)
-    head = "".join(f"<th>{escape(h)}</th>" for h in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in cells)
+def html(study: Study) -> str:
+    """The page."""
+    table, methods = study.table, [row.label for row in study.rows]
+    order = [table.metric, *(metric for metric in METRICS if metric != table.metric)]
+    curves = {metric: [curve(row, metric) for row in study.rows] for metric in order}
+    curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
+    picture, frequencies = split(study), [chosen(row) for row in study.rows]
+    clocked = any(line.seconds is not None for lines in curves.values() for line in lines)
+    axes = {name: words for name, words in _AXES.items() if name != "seconds" or clocked}
+    data = {
+        "methods": methods,
+        "colours": COLOURS,
+        "axes": axes,
+        "metrics": [
+            {
+                "name": metric,
+                "title": _TITLES[metric],
+                "target": table.target if metric == table.metric else None,
+                "curves": [_drawn(line) for line in lines],
+            }
+            for metric, lines in curves.items()
+        ],
+        "split": _bubbles(picture) if isinstance(picture, Split) else None,
+        "chosen": [None if c is None else {"ranks": c.ranks, "shares": _rounded(c.shares)} for c in frequencies],
+    }
+    parts = [
+        f"<h1>{escape(study.title)}</h1>",
+        f'<p class="answer">{escape(answer(table))}</p>',
+        _outcome(study),
+        "<h2>Curves</h2>",
+        _controls(axes, methods),
+        *(_metric_figure(metric, lines) for metric, lines in curves.items()),
+        "<h2>The split</h2>",
+        _split_figure(picture),
+        "<h2>Who takes part</h2>",
+        _chosen_figure(methods, frequencies),
+        "<h2>Methods</h2>",
+        _methods(study),
+        "<h2>Configuration</h2>",
+        *(_configuration(str(source.folder), source.text) for source in study.sources),
+    ]
     return f"""<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{escape(config.title)}</title>
-<style>{_STYLE}</style>
-<h1>{escape(config.title)}</h1>
-<p>{escape(caption(config))}</p>
-<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>
-{chart(config, rows)}
-<h2>Configuration</h2>
-<pre>{escape(source)}</pre>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<link rel="icon" href="data:,">
+<title>{escape(study.title)}</title>
+<style>{_asset("page.css")}</style>
+</head>
+<body>
+<main>
+{chr(10).join(parts)}
+</main>
+<script type="application/json" id="data">{_json(data)}</script>
+<script>{_asset("plotly-basic.min.js")}</script>
+<script>{_asset("page.js")}</script>
+</body>
 </html>
 """
 
 
-def caption(config: CompareConfig) -> str:
-    """How the numbers came about."""
-    how = "its own step size"
-    if config.tune is not None:
-        grid = ", ".join(f"{lr:g}" for lr in config.tune.lr)
-        best = {"rounds": "reached it first", "final": "ended best"}[config.tune.by]
-        how = f"the step size among {grid} that {best} on seed {config.tune.seed}"
+def _asset(name: str) -> str:
+    return resources.files("fedmos.report").joinpath("assets", name).read_text("utf-8")
+
+
+def _json(data: Any) -> str:
+    """For inside a script element, which "</script" would end."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """As many digits as can be seen."""
+    return [float(f"{v:.6g}") for v in values]
+
+
+def _drawn(line: Curve) -> dict[str, Any] | None:
+    if not line.rounds:
+        return None
+    thin = line.thinned()
+    several = max(thin.seeds) > 1
+    return {
+        "rounds": thin.rounds,
+        "megabytes": _rounded(thin.megabytes),
+        "seconds": None if thin.seconds is None else _rounded(thin.seconds),
+        "mean": _rounded(thin.mean),
+        "low": _rounded(thin.low) if several else None,
+        "high": _rounded(thin.high) if several else None,
+        "seeds": thin.seeds if several else None,
+    }
+
+
+def _bubbles(picture: Split) -> dict[str, Any]:
+    points = [
+        (i, c, int(n)) for i, line in enumerate(picture.counts) for c, n in enumerate(line) if n > 0
+    ]
+    return {
+        "clients": picture.clients,
+        "classes": picture.classes,
+        "points": points,
+        "largest": max((n for _, _, n in points), default=1),
+    }
+
+
+def _table(caption: str, headings: Iterable[str], lines: Iterable[Sequence[str]], kind: str = "") -> str:
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in headings)
+    body = "".join(
+        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>\n"
+        for first, *rest in lines
+    )
     return (
-        f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions."
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
+        f'<table class="{kind}"><caption>{escape(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
     )
 
 
-def chart(config: CompareConfig, rows: list[Row]) -> str:
-    """The target's metric over rounds, mean and range over seeds."""
-    ((metric, target),) = config.target.items()
-    lines = [line for line in (curve(row, metric) for row in rows) if line.x]
-    if not lines:
-        return "<p>No run was evaluated.</p>"
-    return line_chart(lines, title=config.title, x="round", y=metric, level=target)
-
-
-def curve(row: Row, metric: str) -> Line:
-    """One method over rounds: mean and range over its seeds."""
-    by_round: dict[int, list[float]] = {}
-    for result in row.results:
-        for record in result.history:
-            if (value := getattr(record, metric)) is not None and math.isfinite(value):
-                by_round.setdefault(record.round, []).append(value)
-    rounds = sorted(by_round)
-    return Line(
-        label=row.method.label,
-        x=rounds,
-        y=[statistics.mean(by_round[t]) for t in rounds],
-        low=[min(by_round[t]) for t in rounds],
-        high=[max(by_round[t]) for t in rounds],
+def _outcome(study: Study) -> str:
+    """The table that `fedmos compare` prints, in full."""
+    table = study.table
+    seeds = sorted({len(row.runs) for row in study.rows})
+    words = f"{seeds[0]} seed" if seeds == [1] else f"{' or '.join(map(str, seeds))} seeds"
+    caption = f"Mean ± standard deviation over {words}; megabytes count what is sent."
+    if table.target is not None and len(study.rows) > 1:
+        caption += (
+            f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over seeds in which both reached"
+            " the target, with a 95 % bootstrap interval over seeds."
+        )
+    return _table(caption, [column.heading for column in table.columns()], table.cells()).replace(
+        "<table ", '<table id="outcome" '
     )
+
+
+def _controls(axes: dict[str, str], methods: list[str]) -> str:
+    choices = "".join(
+        f'<label><input type="radio" name="axis" value="{name}"{" checked" if name == "rounds" else ""}>'
+        f"{escape(words)}</label>"
+        for name, words in axes.items()
+    )
+    swatch = '<svg class="swatch" viewBox="0 0 32 16" aria-hidden="true"><line x2="32" y1="8" y2="8" stroke-width="4"/></svg>'
+    boxes = "".join(
+        f'<label><input type="checkbox" name="method" value="{i}" checked>{swatch}{escape(label)}</label>'
+        for i, label in enumerate(methods)
+    )
+    return (
+        f'<div class="controls"><fieldset class="axis"><legend>Horizontal axis</legend>{choices}</fieldset>'
+        f"<fieldset><legend>Methods</legend>{boxes}"
+        '<span class="hint"><button type="button" data-all="show">all</button> '
+        '<button type="button" data-all="hide">none</button></span></fieldset></div>'
+        "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>"
+    )
+
+
+def _figure(name: str, description: str, caption: str, low: bool = False) -> str:
+    kind = "plot low" if low else "plot"
+    return (
+        f'<figure><div class="{kind}" id="plot-{name}" role="img" aria-label="{escape(description)}"></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _metric_figure(metric: str, lines: list[Curve]) -> str:
+    """The figure, and some of its numbers as a table for who cannot see it."""
+    known = [line for line in lines if line.rounds]
+    last = ", ".join(f"{line.label} {line.mean[-1]:.3f}" for line in known)
+    title = _TITLES[metric]
+    caption = f"{title.capitalize()}: mean over seeds, and the range between the lowest and the highest seed."
+    rounds = sorted({t for line in known for t in line.rounds})
+    shown = sorted({rounds[i * (len(rounds) - 1) // max(1, _NUMBERS - 1)] for i in range(_NUMBERS)})
+    values = [dict(zip(line.rounds, line.mean, strict=True)) for line in known]
+    cells = [[str(t), *("" if t not in v else f"{v[t]:.4f}" for v in values)] for t in shown]
+    numbers = _table(f"{title.capitalize()}, mean over seeds", ["round", *(line.label for line in known)], cells)
+    return (
+        _figure(metric, f"Line chart of {title}. At the end: {last}.", caption)
+        + f"<details><summary>Numbers of this figure</summary>{numbers}</details>"
+    )
+
+
+def _split_figure(picture: Split | str) -> str:
+    if isinstance(picture, str):
+        return f"<p>{escape(picture)}</p>"
+    caption = (
+        f"Samples by client and class for seed {picture.seed}: the area of a bubble is their number; "
+        f"{len(picture.clients)} clients, evenly spaced where there are more."
+    )
+    return _figure("split", caption, caption) + f"<pre>{escape(picture.summary)}</pre>"
+
+
+def _chosen_figure(methods: list[str], frequencies: list[Chosen | None]) -> str:
+    caption = "How often clients take part: clients in order of their share of the rounds, mean over seeds."
+    cells = [
+        [label, f"{c.shares[0]:.1%}", f"{c.shares[-1]:.1%}", f"{c.never:.1%}", f"{c.gini:.2f}"]
+        for label, c in zip(methods, frequencies, strict=True)
+        if c is not None
+    ]
+    headings = ["method", "most frequent client", "least frequent client", "clients never chosen", "gini"]
+    skew = "Share of rounds; gini is 0 if all take part equally often, near 1 if few do all the work."
+    return _figure("chosen", caption, caption, low=True) + _table(skew, headings, cells)
+
+
+def _methods(study: Study) -> str:
+    """What each method is, and what else was measured of it."""
+    fields = ["algorithm", "selection", "local_steps", "local_epochs", "batch_size", "engine", "device", "parameters"]
+    infos = [next(iter(row.infos.values())) for row in study.rows]
+    used = [f for f in fields if any(info.get(f) is not None for info in infos)]
+    lines = []
+    for row, info in zip(study.rows, infos, strict=True):
+        rounds = "/".join(str(n) for n in sorted({len(run) for run in row.runs.values()}))
+        finals = [
+            spread([v for run in row.runs.values() if (v := last_value(run, metric)) is not None], 4)
+            if any(last_value(run, metric) is not None for run in row.runs.values())
+            else ""
+            for metric in METRICS
+        ]
+        lines.append([row.label, rounds, *finals, *(str(info.get(f, "")) for f in used)])
+    headings = ["method", "rounds played", *(f"final {_TITLES[metric]}" for metric in METRICS), *used]
+    return _table("What ran, and the last value of every metric", headings, lines, "words")
+
+
+def _configuration(name: str, text: str) -> str:
+    return f"<details open><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>"

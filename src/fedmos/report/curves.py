@@ -1,0 +1,79 @@
+"""A method's metric over rounds, megabytes and simulated time, with the range over its seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from ..outcomes import Row
+from ..table import Table
+from .figure import Line, line_chart
+
+MOST = 300
+"""Points of a curve in a report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Each point is a round: the mean over the seeds that measured it, their range, and how many they are."""
+
+    label: str
+    rounds: list[int]
+    megabytes: list[float]
+    seconds: list[float] | None
+    """Simulated; None without a clock."""
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    seeds: list[int]
+
+    def thinned(self, most: int = MOST) -> Curve:
+        """With fewer points: the ends, and of each stretch the rounds with the lowest and highest mean."""
+        n = len(self.rounds)
+        if n <= most:
+            return self
+        kept = {0, n - 1}
+        stretches = (most - 2) // 2
+        for i in range(stretches):
+            stretch = range(i * n // stretches, (i + 1) * n // stretches)
+            kept |= {min(stretch, key=self.mean.__getitem__), max(stretch, key=self.mean.__getitem__)}
+        order = sorted(kept)
+
+        lists: dict[str, Any] = {name: values for name, values in vars(self).items() if isinstance(values, list)}
+        return replace(self, **{name: [values[i] for i in order] for name, values in lists.items()})
+
+
+def curve(row: Row, metric: str) -> Curve:
+    """Values that are not finite are left out."""
+    points: dict[int, list[tuple[float, float, float | None]]] = {}
+    for history in row.runs.values():
+        spent = accumulate((r.bytes_down + r.bytes_up) / 1e6 for r in history)
+        for record, megabytes in zip(history, spent, strict=True):
+            value = getattr(record, metric)
+            if value is not None and math.isfinite(value):
+                points.setdefault(record.round, []).append((value, megabytes, record.clock))
+    rounds = sorted(points)
+    values = [[value for value, _, _ in points[t]] for t in rounds]
+    clocks = [[clock for _, _, clock in points[t] if clock is not None] for t in rounds]
+    return Curve(
+        label=row.label,
+        rounds=rounds,
+        megabytes=[statistics.fmean(m for _, m, _ in points[t]) for t in rounds],
+        seconds=[statistics.fmean(c) for c in clocks] if rounds and all(clocks) else None,
+        mean=[statistics.fmean(v) for v in values],
+        low=[min(v) for v in values],
+        high=[max(v) for v in values],
+        seeds=[len(v) for v in values],
+    )
+
+
+def chart(table: Table, title: str) -> str | None:
+    """An SVG document: the target's metric over rounds, mean and range over seeds. None if it was never measured."""
+    curves = [c for c in (curve(row, table.metric).thinned() for row in table.rows) if c.rounds]
+    lines = [Line(label=c.label, x=c.rounds, y=c.mean, low=c.low, high=c.high) for c in curves]
+    if not lines:
+        return None
+    return line_chart(lines, title=title, x="round", y=table.metric, level=table.target)

@@ -1,0 +1,44 @@
+"""The split of a report: how many samples of which class each client has."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..data.describe import describe
+from .study import Study
+
+_MOST = 50
+
+
+class Split(NamedTuple):
+    """Some clients, evenly spaced, and their samples of each class."""
+
+    seed: int
+    summary: str
+    clients: list[int]
+    classes: list[str]
+    counts: np.ndarray
+    """(clients shown, classes)."""
+
+
+def split(study: Study) -> Split | str:
+    """The split of the first seed, built again from the configuration, or why it cannot be shown."""
+    source = next((source for source in study.sources if source.data is not None), None)
+    if source is None or source.data is None:
+        return "The runs were started from Python, and what they keep does not tell how their data were made."
+    seed, info = next(iter(source.rows[0].infos.items()))
+    try:
+        data = source.data.make(seed)
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        return f"The data could not be loaded again: {error}"
+    if data.fingerprint() != info.get("data"):
+        return "The data are no longer those that the runs had."
+    described = describe(data)
+    if described.labels is None:
+        return f"Targets are not class numbers.\n{described}"
+    shown = np.unique(np.linspace(0, len(data) - 1, min(_MOST, len(data))).astype(np.int64))
+    counts = described.labels.counts[shown]
+    names = data.labels if data.labels is not None and len(data.labels) == counts.shape[1] else range(counts.shape[1])
+    return Split(seed, str(described), shown.tolist(), [str(name) for name in names], counts)
