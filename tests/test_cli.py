@@ -8,8 +8,8 @@ import pytest
 
 import fedmos as fm
 from fedmos import config
-from fedmos.compare import compare, table
-from fedmos.report import page
+from fedmos.compare import compare
+from fedmos.watching import Lines
 
 RUN = """
 rounds = 2
@@ -185,26 +185,38 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
         },
     )
     said = []
-    rows = compare(settings, tmp_path, said.append, workers=1)
+    table = compare(settings, tmp_path, Lines(said.append), workers=1)
+    rows = table.rows
     assert rows[0].lr == 0.2
-    assert rows[0].rounds("train_loss", 2.2) == [r.rounds_to("train_loss", 2.2) for r in rows[0].results]
-    headings, cells = table(settings, rows)
-    assert headings[2] == "rounds to train_loss 2.2"
+    assert [c.heading for c in table.columns()][2] == "rounds to train_loss 2.2"
+    cells = table.cells()
     assert cells[0][0] == "FedAvg"
-    assert cells[1][2:4] == ["not reached", "not reached"]
+    assert cells[1][2:6] == ["not reached"] * 4
     assert any("hopeless" in line for line in said)
-
-    html = page.html(settings, rows, "source")
-    assert "A &lt;small&gt; one" in html
-    assert "<small>" not in html
-    assert html.count("<polyline") == 2
-    assert "http://" not in html.replace("http://www.w3.org/2000/svg", "")
+    assert {p.name for p in tmp_path.glob("*.*")} == {
+        "comparison.toml", "table.json", "table.csv", "table.md", "table.tex"
+    }
+    assert config.load(config.CompareConfig, tmp_path / "comparison.toml") == settings
 
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("state.safetensors")}
     again = compare(settings, tmp_path, workers=1)
-    assert table(settings, again) == (headings, cells)
+    assert again.cells() == cells
     assert len(written) == 2 * 2 + 2 * 2
     assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("state.safetensors")}  # nothing ran again
+
+
+def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
+    import comparisons
+    from fedmos.storage import toml
+
+    kept = comparisons.settings(seeds=[0]).model_dump(mode="json", exclude_none=True)
+    (tmp_path / "small.toml").write_text(toml.dumps(kept))
+    done = fedmos("compare", "small.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "hopeless" in done.stdout
+    out = tmp_path / "runs" / "small"
+    names = {"comparison.toml", "table.json", "table.csv", "table.md", "table.tex", "report.html", "curves.svg"}
+    assert names == {p.name for p in out.glob("*.*")}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from . import __version__
 from .cli_data import app as data_app
-from .cli_report import report
+from .cli_report import plot, report
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(report)
+app.command()(plot)
 console = Console()
 
 Overrides = Annotated[
@@ -108,7 +109,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     with watching(console, settings.title, labels, settings.rounds, settings.metric) as watch:
         outcome = compare.compare(settings, out, watch)
     seconds = perf_counter() - began
-    table = Table(title=settings.title, caption=compare.caption(settings), caption_justify="left")
+    table = Table(title=settings.title, caption=f"{compare.caption(settings)} Brackets: 95 % bootstrap intervals.", caption_justify="left")
     for i, column in enumerate(outcome.columns(brief=True)):
         table.add_column(column.heading, justify="left" if i == 0 else "right")
     for cells in outcome.cells(brief=True):

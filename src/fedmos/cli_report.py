@@ -37,3 +37,26 @@ def report(
     page = html(study(runs, parse_target(target), baseline))
     replace_file(out, page.encode())
     console.print(f"Report: {out}", highlight=False, markup=False)
+
+
+def plot(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The figure: a name that ends in .pdf, .png or .svg.")] = Path("figure.pdf"),
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A panel for this metric; repeatable (default: the target's).")
+    ] = None,
+    x: Annotated[str, typer.Option("--x", help="rounds, megabytes or seconds (simulated).")] = "rounds",
+    target: Aim = None,
+) -> None:
+    """Draw curves as papers do: mean over seeds, the range between them, the target."""
+    from .history import METRICS
+    from .report.plot import AXES, plot
+    from .report.study import parse_target, study
+    from .validate import one_of
+
+    for option, value, allowed in [("--x", x, tuple(AXES)), *(("--metric", name, METRICS) for name in metric or [])]:
+        if (fault := one_of(*allowed).fault(value)) is not None:
+            raise ValueError(f"{option} must be {fault}, got {value!r}")
+    table = study(runs, parse_target(target)).table
+    plot(table, out, metric or [table.metric], x)
+    console.print(f"Figure: {out}", highlight=False, markup=False)

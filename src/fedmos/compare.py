@@ -173,6 +173,5 @@ def caption(config: CompareConfig) -> str:
         best = {"rounds": "reached it first", "final": "ended best"}[config.tune.by]
         how = f"the step size among {grid} that {best} on seed {config.tune.seed}"
     return (
-        f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions; "
-        "in brackets, 95 % bootstrap intervals over seeds."
+        f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions."
     )

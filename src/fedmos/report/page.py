@@ -150,16 +150,13 @@ def _table(caption: str, headings: Iterable[str], lines: Iterable[Sequence[str]]
 
 def _outcome(study: Study) -> str:
     """The table that `fedmos compare` prints, in full."""
-    table = study.table
-    seeds = sorted({len(row.runs) for row in study.rows})
-    words = f"{seeds[0]} seed" if seeds == [1] else f"{' or '.join(map(str, seeds))} seeds"
-    caption = f"Mean ± standard deviation over {words}; megabytes count what is sent."
+    table, words = study.table, study.note
     if table.target is not None and len(study.rows) > 1:
-        caption += (
-            f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over seeds in which both reached"
-            " the target, with a 95 % bootstrap interval over seeds."
+        words += (
+            f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
+            " the target; in brackets, a 95 % bootstrap interval over seeds."
         )
-    return _table(caption, [column.heading for column in table.columns()], table.cells()).replace(
+    return _table(words, [column.heading for column in table.columns()], table.cells()).replace(
         "<table ", '<table id="outcome" '
     )
 

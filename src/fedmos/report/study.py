@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import config
-from ..compare import CONFIGURATION, Job
+from ..compare import CONFIGURATION, Job, caption
 from ..config import CompareConfig, DataConfig, RunConfig
 from ..config_text import read as read_toml
 from ..history import METRICS
@@ -59,6 +59,8 @@ class Study(NamedTuple):
     """Methods that can be compared, and their table."""
 
     title: str
+    note: str
+    """How the numbers came about."""
     table: Table
     sources: list[Source]
 
@@ -80,26 +82,22 @@ def study(folders: Sequence[Path], target: Target | None = None, baseline: str |
     labels = [row.label for row in rows]
     if baseline is not None and baseline not in labels:
         raise ValueError(f"--baseline must be one of {', '.join(labels)}, got {shown(baseline)}{suggest(baseline, labels)}")
-    titles, references = _of_comparison(folders)
-    metric = aim[0] if aim is not None else _measured(rows)
+    comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
+    references = [one.reference for one in comparisons if one.reference in labels]
     table = Table(
-        metric=metric,
+        metric=aim[0] if aim is not None else _measured(rows),
         target=None if aim is None else aim[1],
-        baseline=baseline or next((label for label in references if label in labels), labels[0]),
+        baseline=baseline or (references or labels)[0],
         rows=rows,
     )
-    return Study(titles[0] if len(titles) == len(folders) == 1 else _title(folders), table, sources)
+    if len(comparisons) == len(folders) == 1:
+        return Study(comparisons[0].title, caption(comparisons[0]), table, sources)
+    return Study(_title(folders), "Mean ± standard deviation over seeds. MB count both directions.", table, sources)
 
 
 def _title(folders: Sequence[Path]) -> str:
     names = ", ".join(folder.name for folder in folders[:4])
     return names if len(folders) <= 4 else f"{names} and {len(folders) - 4} more"
-
-
-def _of_comparison(folders: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Titles and baselines of those that are comparisons."""
-    configs = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
-    return [c.title for c in configs], [c.reference for c in configs]
 
 
 def _source(folder: Path) -> Source:

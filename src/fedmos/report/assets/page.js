@@ -95,10 +95,12 @@
   }
 
   function draw() {
-    data.metrics.forEach((metric) => Plotly.react(`plot-${metric.name}`, ...metricFigure(metric), config));
-    if (data.split !== null) Plotly.react("plot-split", ...splitFigure(), config);
-    Plotly.react("plot-chosen", ...chosenFigure(), config);
-    document.documentElement.dataset.drawn = "true";
+    const figures = data.metrics.map((metric) => [`plot-${metric.name}`, ...metricFigure(metric)]);
+    if (data.split !== null) figures.push(["plot-split", ...splitFigure()]);
+    figures.push(["plot-chosen", ...chosenFigure()]);
+    return Promise.all(figures.map((figure) => Plotly.react(...figure, config))).then(() => {
+      document.documentElement.dataset.drawn = performance.now().toFixed(0);
+    });
   }
 
   document.querySelectorAll("input[name=axis]").forEach((input) => input.addEventListener("change", () => {

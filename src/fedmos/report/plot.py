@@ -1,0 +1,79 @@
+"""Figures in the papers' style, by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..table import Table
+from .curves import curve
+from .page import COLOURS
+
+AXES = {"rounds": "Communication rounds", "megabytes": "Megabytes sent", "seconds": "Simulated time (s)"}
+WORDS = {
+    "accuracy": "Test accuracy",
+    "test_loss": "Test loss",
+    "train_loss": "Training loss",
+    "train_accuracy": "Training accuracy",
+}
+ENDINGS = (".pdf", ".png", ".svg")
+_STYLE: dict[str, Any] = {
+    "font.family": "serif",
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "grid.linewidth": 0.3,
+    "grid.color": "#cccccc",
+    "lines.linewidth": 1.1,
+    "pdf.fonttype": 42,  # text that stays text, which publishers ask for
+    "svg.hashsalt": "fedmos",
+}
+_DASHES = ("-", "--", ":", "-.")
+_WIDTH, _HEIGHT = 3.4, 2.5
+"""Inches: a column of two."""
+
+
+def plot(table: Table, out: Path, metrics: Sequence[str], x: str) -> None:
+    """A panel for each metric: mean over seeds, a band between the lowest and the highest, the target dashed."""
+    if out.suffix.lower() not in ENDINGS:
+        raise ValueError(f"--out must end in one of {', '.join(ENDINGS)}, got {out.name!r}")
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Cannot plot without matplotlib; use pip install 'fedmos[plot]'") from error
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH * len(metrics), _HEIGHT), layout="constrained")
+        FigureCanvasAgg(figure)
+        for panel, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+            _panel(panel, table, metric, x)
+        figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
+
+
+def _panel(panel: Any, table: Table, metric: str, x: str) -> None:
+    drawn = 0
+    for i, row in enumerate(table.rows):
+        line = curve(row, metric)
+        along = getattr(line, x)
+        if not along:
+            continue
+        drawn += 1
+        colour, dash = COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
+        panel.plot(along, line.mean, dash, color=colour, label=row.label)
+        if max(line.seeds) > 1:
+            panel.fill_between(along, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+    if not drawn:
+        raise ValueError(f"Cannot plot {metric} over {x} because no run has measured it")
+    if metric == table.metric and table.target is not None:
+        panel.axhline(table.target, color="black", linestyle="--", linewidth=0.7)
+    panel.set_xlabel(AXES[x])
+    panel.set_ylabel(WORDS[metric])
+    panel.margins(x=0)
+    panel.legend(frameon=False)
