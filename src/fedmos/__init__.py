@@ -9,6 +9,7 @@ from .algorithms import __all__ as _algorithms
 from .callbacks import Callback
 from .catalogue import algorithms, availabilities, partitions, selectors
 from .data import Augment, Dataset, FederatedData, Normalize, datasets, partition
+from .diagnostics import Diagnostics
 from .engine.rounds import DivergenceError
 from .history import History, Record
 from .many import run_many
@@ -29,6 +30,7 @@ __all__ = [
     "Constant",
     "Context",
     "Dataset",
+    "Diagnostics",
     "DivergenceError",
     "FederatedData",
     "Gradient",

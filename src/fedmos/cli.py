@@ -106,8 +106,8 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     settings = config.load(config.CompareConfig, configuration, overrides)
     began = perf_counter()
     labels = [method.label for method in settings.methods]
-    with watching(console, settings.title, labels, settings.rounds, settings.metric) as watch:
-        outcome = compare.compare(settings, out, watch)
+    with watching(console, settings.title, labels, settings.rounds, settings.metric) as onlooker:
+        outcome = compare.compare(settings, out, onlooker)
     seconds = perf_counter() - began
     table = Table(title=settings.title, caption=f"{compare.caption(settings)} Brackets: 95 % bootstrap intervals.", caption_justify="left")
     for i, column in enumerate(outcome.columns(brief=True)):

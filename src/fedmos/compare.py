@@ -26,7 +26,7 @@ from .result import Result
 from .storage import toml
 from .storage.files import replace_file
 from .table import Table, write
-from .watching import Watch
+from .watching import Onlooker
 
 CONFIGURATION = "comparison.toml"
 """The name, in a comparison's folder, of the configuration that it ran with."""
@@ -44,20 +44,20 @@ class Job(NamedTuple):
         return Path(out) / "runs" / (f"{self.method}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.stop else ""))
 
 
-def compare(config: CompareConfig, out: Path, watch: Watch | None = None, workers: int | None = None) -> Table:
+def compare(config: CompareConfig, out: Path, onlooker: Onlooker | None = None, workers: int | None = None) -> Table:
     """Run every method for every seed, each with the best step size of the grid if the configuration asks to tune.
 
     The table is written to the folder, too.
     """
     config.check()
-    watch = watch or Watch()
+    onlooker = onlooker or Onlooker()
     out.mkdir(parents=True, exist_ok=True)
     kept = config.model_dump(mode="json", exclude_none=True)
     if config.data.root is not None:
         kept["data"]["root"] = str(Path(config.data.root).absolute())
     replace_file(out / CONFIGURATION, toml.dumps(kept).encode())
     (out / "table.json").unlink(missing_ok=True)  # which says that the comparison is complete
-    rows = _rows(config, out, watch, workers)
+    rows = _rows(config, out, onlooker, workers)
     table = tabulate(config, rows)
     write(table, out)
     return table
@@ -71,7 +71,7 @@ def tabulate(config: CompareConfig, rows: list[Row]) -> Table:
     return Table(metric=config.metric, target=level, baseline=config.reference, rows=rows)
 
 
-def _rows(config: CompareConfig, out: Path, watch: Watch, workers: int | None) -> list[Row]:
+def _rows(config: CompareConfig, out: Path, onlooker: Onlooker, workers: int | None) -> list[Row]:
     workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -91,16 +91,16 @@ def _rows(config: CompareConfig, out: Path, watch: Watch, workers: int | None) -
             return [Result.load(job.folder(out)) for job in jobs]
 
         try:
-            lrs = _step_sizes(config, out, start, finished, watch)
+            lrs = _step_sizes(config, out, start, finished, onlooker)
             jobs = [[Job(i, lr, seed, stop=False) for seed in config.seeds] for i, lr in enumerate(lrs)]
             for method, row in zip(config.methods, jobs, strict=True):
-                watch.training(method.label, [job.folder(out) for job in row])
+                onlooker.training(method.label, [job.folder(out) for job in row])
             futures = [start(row) for row in jobs]
             rows = []
             for i, method in enumerate(config.methods):
                 results = dict(zip(config.seeds, finished(jobs[i], futures[i]), strict=True))
                 rows.append(Row.of(method.label, lrs[i], results))
-                watch.trained(method.label, _in_short(config, rows[-1]))
+                onlooker.trained(method.label, _in_short(config, rows[-1]))
             return rows
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -122,7 +122,7 @@ def _step_sizes(
     out: Path,
     start: Callable[[list[Job]], list[Future[None]]],
     finished: Callable[[list[Job], list[Future[None]]], list[Result]],
-    watch: Watch,
+    onlooker: Onlooker,
 ) -> list[float]:
     """Each method's own step size, or the best of the common grid on the tuning seed."""
     if config.tune is None:
@@ -143,12 +143,12 @@ def _step_sizes(
     stop = tune.by == "rounds"
     jobs = [[Job(i, lr, tune.seed, stop) for lr in tune.lr] for i in range(len(config.methods))]
     for method, row in zip(config.methods, jobs, strict=True):
-        watch.tuning(method.label, [job.folder(out) for job in row])
+        onlooker.tuning(method.label, [job.folder(out) for job in row])
     futures = [start(row) for row in jobs]
     for i, method in enumerate(config.methods):
         costs = dict(zip(tune.lr, map(cost, finished(jobs[i], futures[i])), strict=True))
         chosen.append(min(sorted(costs), key=lambda lr: costs[lr]))  # the smallest of equally good ones
-        watch.tuned(method.label, chosen[-1])
+        onlooker.tuned(method.label, chosen[-1])
     return chosen
 
 

@@ -161,6 +161,8 @@ class Training(Strict):
     on_bad_update: Annotated[Literal["stop", "drop"], named("stop", "drop")] = "stop"
     availability: Choice | None = None
     system: SystemConfig | None = None
+    diagnostics: Count | None = None
+    """Measure drift, dissimilarity and the like after every so many rounds; see `fedmos.Diagnostics`."""
 
     @model_validator(mode="after")
     def _fits(self) -> Training:
@@ -194,7 +196,9 @@ class Training(Strict):
 
     def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
         """All other arguments of `fm.run`; what costs most is made last."""
-        given = {name: getattr(self, name) for name in Training.model_fields}
+        given = {name: getattr(self, name) for name in Training.model_fields if name != "diagnostics"}
+        if self.diagnostics is not None:
+            given["callbacks"] = [fm.Diagnostics(every=self.diagnostics)]
         if isinstance(self.lr_decay, dict):
             given["lr_decay"] = {int(key): factor for key, factor in self.lr_decay.items()}
         given["dtype"] = getattr(torch, self.dtype)

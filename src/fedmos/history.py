@@ -40,6 +40,8 @@ class Record:
     train_accuracy: float | None = None
     test_loss: float | None = None
     accuracy: float | None = None
+    diagnostics: dict[str, float] | None = None
+    """What `fm.Diagnostics` measured, in rounds in which it did."""
 
 
 METRICS = ("train_loss", "train_accuracy", "test_loss", "accuracy")
@@ -62,6 +64,10 @@ class History:
 
     def append(self, record: Record) -> None:
         self._records.append(record)
+
+    def amend(self, record: Record) -> None:
+        """Put another record in the place of the last."""
+        self._records[-1] = record
 
     def since(self, done: int) -> list[Record]:
         """The records after the first `done`."""

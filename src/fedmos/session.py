@@ -19,6 +19,7 @@ from .algorithm import Algorithm
 from .callbacks import Callback, Progress
 from .checks import check_parts
 from .data.federated import FederatedData
+from .diagnostics import Diagnostics
 from .engine import Plan, choose_plan, override, resumed_plan
 from .engine.fitness import check_fit, repeatable
 from .engine.memory import keep_memory
@@ -164,6 +165,8 @@ class Session:
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
         self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
         self.ranks = ranks = Ranks(device_)
+        if ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
+            raise ValueError("Cannot measure diagnostics over several ranks; use one")
         self._kept = out is not None
         self._folder: RunFolder | None = None
         if out is not None and ranks.first:  # the first rank writes
@@ -194,6 +197,7 @@ class Session:
             self.close()
             raise
         self.task, self.info, self.rounds = task, info, rounds
+        self._before = self.simulation.x
         self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
 
     def _found(self, out: Path, resume: bool, info: Mapping[str, Any]) -> Snapshot | None:
@@ -285,11 +289,21 @@ class Session:
 
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
+        record = self._diagnosed(record)
         due = self._kept and self.ranks.only_first(self._noted)
         for watcher in self._watching():
             watcher.on_round(record)
         if due:
             self._save()
+
+    def _diagnosed(self, record: Record) -> Record:
+        """With what diagnostics add to it, if there are any."""
+        for watcher in self.watchers:
+            if isinstance(watcher, Diagnostics):
+                record = watcher.diagnosed(record, self.simulation, self._before)
+                self.simulation.history.amend(record)
+        self._before = self.simulation.x
+        return record
 
     def _noted(self) -> bool:
         """Write the round down; whether it is time for a checkpoint."""

@@ -16,7 +16,7 @@ from rich.table import Table
 _TAIL = 2**16
 
 
-class Watch:
+class Onlooker:
     """Override what you need; each is told of a method by its label."""
 
     def tuning(self, label: str, folders: list[Path]) -> None:
@@ -32,7 +32,7 @@ class Watch:
         """They have ended."""
 
 
-class Lines(Watch):
+class Lines(Onlooker):
     """A line for every end."""
 
     def __init__(self, say: Callable[[str], Any]) -> None:
@@ -45,7 +45,7 @@ class Lines(Watch):
         self._say(f"{label}: {outcome}")
 
 
-class Board(Watch):
+class Board(Onlooker):
     """A table of all methods, read from the files that the runs write as they go on."""
 
     def __init__(self, title: str, labels: list[str], rounds: int, metric: str) -> None:
@@ -100,7 +100,7 @@ def last_record(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def watching(console: Console, title: str, labels: list[str], rounds: int, metric: str) -> Iterator[Watch]:
+def watching(console: Console, title: str, labels: list[str], rounds: int, metric: str) -> Iterator[Onlooker]:
     """A table that is redrawn where there is a terminal, lines elsewhere."""
     if not console.is_terminal:
         yield Lines(lambda line: console.print(line, highlight=False, markup=False))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from ..history import METRICS
 from ..outcomes import Row
 from ..table import Table
 from .figure import Line, line_chart
@@ -47,12 +48,12 @@ class Curve:
 
 
 def curve(row: Row, metric: str) -> Curve:
-    """Values that are not finite are left out."""
+    """Of a metric, or of a measure of `fm.Diagnostics`. Values that are not finite are left out."""
     points: dict[int, list[tuple[float, float, float | None]]] = {}
     for history in row.runs.values():
         spent = accumulate((r.bytes_down + r.bytes_up) / 1e6 for r in history)
         for record, megabytes in zip(history, spent, strict=True):
-            value = getattr(record, metric)
+            value = getattr(record, metric) if metric in METRICS else (record.diagnostics or {}).get(metric)
             if value is not None and math.isfinite(value):
                 points.setdefault(record.round, []).append((value, megabytes, record.clock))
     rounds = sorted(points)

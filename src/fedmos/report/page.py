@@ -8,6 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from ..diagnostics import MEASURES
 from ..history import METRICS
 from ..outcomes import last_value, spread
 from .answer import answer
@@ -33,7 +34,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 def html(study: Study) -> str:
     """The page."""
     table, methods = study.table, [row.label for row in study.rows]
-    order = [table.metric, *(metric for metric in METRICS if metric != table.metric)]
+    order = [table.metric, *(metric for metric in METRICS if metric != table.metric), *MEASURES]
     curves = {metric: [curve(row, metric) for row in study.rows] for metric in order}
     curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
     picture, frequencies = split(study), [chosen(row) for row in study.rows]
@@ -46,7 +47,7 @@ def html(study: Study) -> str:
         "metrics": [
             {
                 "name": metric,
-                "title": _TITLES[metric],
+                "title": _title(metric),
                 "target": table.target if metric == table.metric else None,
                 "curves": [_drawn(line) for line in lines],
             }
@@ -61,7 +62,8 @@ def html(study: Study) -> str:
         _outcome(study),
         "<h2>Curves</h2>",
         _controls(axes, methods),
-        *(_metric_figure(metric, lines) for metric, lines in curves.items()),
+        *(_metric_figure(metric, lines) for metric, lines in curves.items() if metric in METRICS),
+        *_diagnostics({measure: lines for measure, lines in curves.items() if measure in MEASURES}),
         "<h2>The split</h2>",
         _split_figure(picture),
         "<h2>Who takes part</h2>",
@@ -135,6 +137,10 @@ def _bubbles(picture: Split) -> dict[str, Any]:
     }
 
 
+def _title(metric: str) -> str:
+    return _TITLES.get(metric, metric.replace("_", " "))
+
+
 def _table(caption: str, headings: Iterable[str], lines: Iterable[Sequence[str]], kind: str = "") -> str:
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in headings)
     body = "".join(
@@ -193,8 +199,9 @@ def _metric_figure(metric: str, lines: list[Curve]) -> str:
     """The figure, and some of its numbers as a table for who cannot see it."""
     known = [line for line in lines if line.rounds]
     last = ", ".join(f"{line.label} {line.mean[-1]:.3f}" for line in known)
-    title = _TITLES[metric]
-    caption = f"{title.capitalize()}: mean over seeds, and the range between the lowest and the highest seed."
+    title = _title(metric)
+    words = f" ({MEASURES[metric]})" if metric in MEASURES else ""
+    caption = f"{title.capitalize()}{words}: mean over seeds, and the range between the lowest and the highest seed."
     rounds = sorted({t for line in known for t in line.rounds})
     shown = sorted({rounds[i * (len(rounds) - 1) // max(1, _NUMBERS - 1)] for i in range(_NUMBERS)})
     values = [dict(zip(line.rounds, line.mean, strict=True)) for line in known]
@@ -204,6 +211,12 @@ def _metric_figure(metric: str, lines: list[Curve]) -> str:
         _figure(metric, f"Line chart of {title}. At the end: {last}.", caption)
         + f"<details><summary>Numbers of this figure</summary>{numbers}</details>"
     )
+
+
+def _diagnostics(curves: dict[str, list[Curve]]) -> list[str]:
+    """What `fm.Diagnostics` measured, if it did."""
+    figures = [_metric_figure(measure, lines) for measure, lines in curves.items()]
+    return ["<h2>Diagnostics</h2>", *figures] if figures else []
 
 
 def _split_figure(picture: Split | str) -> str:

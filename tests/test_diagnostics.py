@@ -1,0 +1,90 @@
+"""Diagnostics, held against the loop that one would write by hand."""
+
+import copy
+
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.diagnostics import MEASURES
+
+
+def gradient(model, x, inputs, targets):
+    torch.nn.utils.vector_to_parameters(x, model.parameters())
+    loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), float(loss)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_they_are_what_they_say(digits, engine):
+    """FedAvg with whole batches: everything can be worked out from the models before and after a round."""
+    lr, K = 0.1, 3
+    model = fm.models.logistic(features=64)
+    given = {"model": model, "data": digits, "algorithm": fm.FedAvg(lr=lr), "selection": fm.Uniform(m=6), "local_steps": K, "dtype": torch.float64, "engine": engine}
+    result = fm.run(**given, rounds=2, callbacks=[fm.Diagnostics(every=2)])
+    assert result.history[0].diagnostics is None
+    found = result.history[1].diagnostics
+    assert set(found) == set(MEASURES)
+    before, x = fm.run(**given, rounds=1).params, result.params
+    step = x - before
+    record, module = result.history[1], copy.deepcopy(model).double()
+    p = digits.importance[record.cohort]
+    p = p / p.sum()
+    gradients, updates, losses, away = [], [], [], 0.0
+    for i in record.cohort:
+        inputs, targets = digits.client(i)
+        inputs = inputs.double()
+        g, loss = gradient(module, x, inputs, targets)
+        gradients.append(g)
+        losses.append(loss)
+        y = x
+        for _ in range(K):
+            away += float(((y - x) ** 2).sum())
+            y = y - lr * gradient(module, y, inputs, targets)[0]
+        updates.append(y - x)
+    gradients, updates = torch.stack(gradients), torch.stack(updates)
+    mean = p @ gradients
+    cosine = torch.nn.functional.cosine_similarity
+    weights = torch.tensor(record.weights, dtype=torch.float64)
+    should = {
+        "drift": away / (6 * K),
+        "dissimilarity": float(p @ (gradients**2).sum(1) / (mean**2).sum()),
+        "gradient_spread": float(p @ ((gradients - mean) ** 2).sum(1)),
+        "update_norm": float(updates.norm(dim=1).mean()),
+        "update_variance": float(updates.var(0).sum() / 6),
+        "alignment": float(cosine(updates, step[None]).mean()),
+        "descent": float(cosine(-mean, step, dim=0)),
+        "selection_skew": float(weights @ torch.tensor(losses).double() / weights.sum()) / record.train_loss,
+    }
+    assert found == pytest.approx(should, rel=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.05), fm.SCAFFOLD(lr=0.05), fm.Mime(lr=0.05)], ids=lambda a: type(a).__name__)
+def test_they_leave_the_run_as_it_is(quick, algorithm, tmp_path):
+    plain = quick(algorithm=algorithm, rounds=4)
+    watched = quick(algorithm=algorithm, rounds=4, callbacks=[fm.Diagnostics(every=1, clients=2)], out=tmp_path / "run")
+    assert torch.equal(plain.params, watched.params)
+    assert all(r.diagnostics for r in watched.history)
+    again = fm.Result.load(tmp_path / "run")
+    assert [r.diagnostics for r in again.history] == [r.diagnostics for r in watched.history]
+
+
+def test_a_resumed_run_has_the_same(quick, tmp_path):
+    whole = quick(rounds=4, callbacks=[fm.Diagnostics(every=1)])
+    quick(rounds=2, callbacks=[fm.Diagnostics(every=1)], out=tmp_path / "run")
+    resumed = quick(rounds=4, callbacks=[fm.Diagnostics(every=1)], out=tmp_path / "run", resume=True)
+    assert [r.diagnostics for r in resumed.history] == [r.diagnostics for r in whole.history]
+
+
+def test_they_are_drawn(quick, tmp_path):
+    from fedmos.report import page
+    from fedmos.report.study import study
+
+    quick(callbacks=[fm.Diagnostics(every=1)], out=tmp_path / "run")
+    html = page.html(study([tmp_path / "run"]))
+    assert all(f'id="plot-{measure}"' in html for measure in MEASURES)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="Diagnostics: 'every' must be an integer ≥ 1, got 0"):
+        fm.Diagnostics(every=0)
