@@ -122,6 +122,25 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
 
 
 @app.command()
+def sweep(
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="A run, and a table [sweep].")],
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the search (default: runs/NAME, numbered).")] = None,
+) -> None:
+    """Search for good values of a run's fields, and write the best configuration found.
+
+    Given the folder of a search that was cut off, continues it.
+    """
+    from . import config
+    from .sweep import sweep
+
+    settings = config.load(config.SweepConfig, configuration, set_ or [])
+    folder = out or _free(Path("runs") / configuration.stem)
+    sweep(settings, folder, lambda line: console.print(line, highlight=False, markup=False))
+    console.print(f"Best configuration: {folder / 'best.toml'}", highlight=False, markup=False)
+
+
+@app.command()
 def run(
     configuration: Annotated[
         Path, typer.Argument(metavar="CONFIG.toml", help="What to run; see docs/configuration.md.")

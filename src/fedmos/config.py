@@ -35,12 +35,14 @@ from .config_fields import (
     Profile,
     Seed,
     Seeds,
+    Space,
     Steps,
     StepSizes,
     Strict,
     Target,
     Title,
     build,
+    must,
     named,
     several,
     whole,
@@ -49,14 +51,15 @@ from .config_text import ConfigError, check_depth, located, override, read, sent
 from .data.sources import SOURCES
 from .engine.fitness import check_fit
 from .engine.task import Task
+from .history import METRICS
 from .losses import Loss
 from .metrics import measurable
 from .params import FlatModel
 from .session import check_precision, check_target, find_device
 from .shown import one_line, shown
-from .validate import suggest
+from .validate import suggest, whole_number
 
-__all__ = ["Choice", "CompareConfig", "ConfigError", "Method", "RunConfig", "build", "load", "parse"]
+__all__ = ["Choice", "CompareConfig", "ConfigError", "Method", "RunConfig", "SweepConfig", "build", "load", "parse"]
 
 
 class AugmentConfig(Strict):
@@ -236,6 +239,34 @@ class RunConfig(Training):
 
     def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
         return super()._common(seed, dataset) | {"target": self.target}
+
+
+class Search(Strict):
+    """Which fields of a run to search over, and how."""
+
+    space: dict[str, Space]
+    """By field, with dots for tables, e.g. "algorithm.lr"."""
+    trials: Count
+    metric: Annotated[str, named(*METRICS)] = "accuracy"
+    """Whose last value is to be as good as can be."""
+    seed: Seed = 0
+    """Of the search; every trial has the run's own."""
+    prune: Flag = True
+    """Whether to give up trials that are worse than the median of the others at the same round."""
+    warmup: Annotated[int, must(whole_number)] = 5
+    """In so many first rounds, none is given up."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Search:
+        if not 1 <= len(self.space) <= 100:
+            raise whole(f"space: must name 1 to 100 fields, got {len(self.space)}")
+        return self
+
+
+class SweepConfig(RunConfig):
+    """A search over a run's fields: `fedmos sweep`."""
+
+    sweep: Search
 
 
 class Method(Strict):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from . import validate
@@ -142,6 +142,40 @@ class FinalOf(Strict):
 
     final_of: Name
 
+
+class Range(Strict):
+    """Numbers to search among; integers if both ends are."""
+
+    low: Annotated[int | float, must(validate.number)]
+    high: Annotated[int | float, must(validate.number)]
+    log: Flag = False
+    """Whether orders of magnitude count, rather than differences."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Range:
+        if not self.low < self.high:
+            raise whole(f"high: must be > low ({self.low}), got {self.high}")
+        if self.log and self.low <= 0:
+            raise whole(f"low: must be > 0 where log is true, got {self.low}")
+        return self
+
+
+def _options(v: Any) -> Any:
+    if isinstance(v, list | tuple):
+        _listed(v)
+        if not all(isinstance(option, bool | int | float | str) for option in v):
+            raise ValueError("must be a list of numbers, texts or truth values, or a table with low and high")
+    elif not isinstance(v, dict | Range):
+        raise ValueError("must be a list of values, or a table with low and high")
+    return v
+
+
+Space = Annotated[
+    Annotated[list[bool | int | float | str], Tag("list")] | Annotated[Range, Tag("table")],
+    Discriminator(lambda v: "table" if isinstance(v, dict | Range) else "list"),
+    BeforeValidator(_options),
+]
+"""What a field may be in a search."""
 
 ComparedTarget = Annotated[
     dict[

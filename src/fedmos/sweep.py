@@ -1,0 +1,140 @@
+"""`fedmos sweep`: a search over fields of a run's configuration, by Optuna.
+
+Every trial is a run in a folder of its own; the search itself is a SQLite file, so that one that was cut off goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .config import RunConfig, SweepConfig, parse
+from .config_fields import Range
+from .engine.rounds import DivergenceError
+from .history import Record
+from .metrics import is_loss
+from .outcomes import last_value
+from .storage import RunFolder, toml
+from .storage.files import replace_file
+
+Say = Callable[[str], None]
+
+
+def sweep(config: SweepConfig, out: Path, say: Say = lambda line: None) -> dict[str, Any]:
+    """Play trials until there are as many as the configuration asks for; the best one's fields."""
+    optuna = _optuna()
+    for values in _corners(config):
+        _with(config, values).check()
+    out.mkdir(parents=True, exist_ok=True)
+    kept = config.model_dump(mode="json", exclude_none=True)
+    replace_file(out / "sweep.toml", toml.dumps(kept).encode())
+    settings = config.sweep
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        storage=f"sqlite:///{(out / 'sweep.db').absolute()}",
+        study_name="sweep",
+        direction="minimize" if is_loss(settings.metric) else "maximize",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=settings.warmup),
+    )
+    State = optuna.trial.TrialState
+    for trial in study.get_trials(states=(State.RUNNING,)):  # which were cut off
+        study.enqueue_trial(trial.params)
+        study.tell(trial.number, state=State.FAIL)
+    while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
+        study.sampler = optuna.samplers.TPESampler(seed=settings.seed + len(study.trials))
+        trial = study.ask()
+        values = {field: _suggested(trial, field, space) for field, space in settings.space.items()}
+        value = _play(config, values, out / "trials" / str(trial.number), trial)
+        study.tell(trial, value, state=State.PRUNED if value is None else State.COMPLETE)
+        words = "given up" if value is None else f"{settings.metric} {value:.4f}"
+        say(f"trial {done + 1} of {settings.trials}: {_words(values)}: {words}")
+    _write(study, config, out)
+    try:
+        best = study.best_trial
+    except ValueError:
+        raise ValueError(f"Cannot name a best trial because none of {settings.trials} was played to its end") from None
+    replace_file(out / "best.toml", toml.dumps(_table(_with(config, best.params))).encode())
+    say(f"best: {_words(best.params)}: {settings.metric} {best.value:.4f}")
+    return dict(best.params)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("Cannot search without optuna; use pip install 'fedmos[sweep]'") from error
+    return optuna
+
+
+def _words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}" for field, value in values.items())
+
+
+def _corners(config: SweepConfig) -> list[dict[str, Any]]:
+    """Values at both ends of every range, so that a mistake is found before the first trial."""
+    ends = {f: (s.low, s.high) if isinstance(s, Range) else (s[0], s[-1]) for f, s in config.sweep.space.items()}
+    return [{field: pair[end] for field, pair in ends.items()} for end in (0, 1)]
+
+
+def _suggested(trial: Any, field: str, space: Any) -> Any:
+    if not isinstance(space, Range):
+        return trial.suggest_categorical(field, space)
+    whole = isinstance(space.low, int) and isinstance(space.high, int)
+    return (trial.suggest_int if whole else trial.suggest_float)(field, space.low, space.high, log=space.log)
+
+
+def _table(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude_none=True, exclude={"out", "sweep"})
+
+
+def _with(config: SweepConfig, values: dict[str, Any]) -> RunConfig:
+    """The run's configuration with some of its fields replaced."""
+    table = _table(config)
+    for field, value in values.items():
+        *path, last = field.split(".")
+        inner = table
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return parse(RunConfig, table, f"sweep ({_words(values)})")
+
+
+def _play(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any) -> float | None:
+    """The last value of the metric; None for a trial that diverged or that was given up as hopeless."""
+    settings, metric = _with(config, values), config.sweep.metric
+
+    class Hopeless(Exception):
+        """Not worth going on with."""
+
+    def judge(record: Record) -> None:
+        value = getattr(record, metric)
+        if value is not None:
+            trial.report(value, record.round)
+            if config.sweep.prune and trial.should_prune():
+                raise Hopeless
+
+    watchers = [judge]
+    kept = RunFolder(folder, _table(settings))
+    try:
+        result = settings.run(settings.algorithm, settings.selection, settings.seed, out=kept, callbacks=watchers)
+    except (Hopeless, DivergenceError):
+        return None
+    if result.interrupted:
+        raise KeyboardInterrupt
+    value = last_value(result.history, metric)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _write(study: Any, config: SweepConfig, out: Path) -> None:
+    """trials.csv: a line for each trial."""
+    fields = list(config.sweep.space)
+    with (out / "trials.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["trial", "state", config.sweep.metric, *fields])
+        for trial in study.trials:
+            value = "" if trial.value is None else trial.value
+            writer.writerow([trial.number, trial.state.name.lower(), value, *(trial.params.get(f, "") for f in fields)])

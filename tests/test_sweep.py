@@ -1,0 +1,104 @@
+"""Searching over a run's fields."""
+
+import csv
+
+import pytest
+
+from fedmos import config
+from fedmos.sweep import sweep
+
+RUN = {
+    "rounds": 4,
+    "local_steps": 2,
+    "batch_size": 4,
+    "data": {"name": "digits", "clients": 20, "partition": {"name": "ByClass", "classes": 2}},
+    "model": {"name": "logistic", "features": 64},
+    "algorithm": {"name": "FedAvg", "lr": 0.05},
+    "selection": {"name": "Uniform", "m": 5},
+    "sweep": {
+        "trials": 4,
+        "metric": "train_loss",
+        "warmup": 0,
+        "space": {
+            "algorithm.lr": {"low": 0.001, "high": 0.5, "log": True},
+            "local_steps": {"low": 1, "high": 4},
+            "selection.name": ["Uniform", "MD"],
+        },
+    },
+}
+
+
+def settings(**changes):
+    return config.parse(config.SweepConfig, RUN | {"sweep": RUN["sweep"] | changes})
+
+
+def trials(out):
+    with (out / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_it_searches_keeps_and_goes_on(tmp_path):
+    said = []
+    best = sweep(settings(), tmp_path, said.append)
+    done = trials(tmp_path)
+    assert len(done) == 4
+    assert len(said) == 5
+    complete = [t for t in done if t["state"] == "complete"]
+    winner = min(complete, key=lambda t: float(t["train_loss"]))
+    assert float(winner["algorithm.lr"]) == best["algorithm.lr"]
+    kept = config.load(config.RunConfig, tmp_path / "best.toml")
+    assert kept.algorithm.fields["lr"] == best["algorithm.lr"]
+    assert kept.local_steps == best["local_steps"]
+    assert {t["selection.name"] for t in done} <= {"Uniform", "MD"}
+
+    sweep(settings(trials=6), tmp_path)
+    assert trials(tmp_path)[:4] == done
+    assert len(trials(tmp_path)) == 6
+
+
+def test_the_same_seed_searches_the_same(tmp_path):
+    for name in ("a", "b"):
+        sweep(settings(trials=3), tmp_path / name)
+    assert trials(tmp_path / "a") == trials(tmp_path / "b")
+
+
+def test_a_trial_that_was_cut_off_is_played_again(tmp_path):
+    class Cut(Exception):
+        pass
+
+    def say(line):
+        if line.startswith("trial 2"):
+            raise Cut
+
+    with pytest.raises(Cut):
+        sweep(settings(), tmp_path, say)
+    import optuna
+
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 'sweep.db'}")
+    running = study.ask()
+    lr = running.suggest_float("algorithm.lr", 0.001, 0.5, log=True)
+    sweep(settings(), tmp_path)
+    done = trials(tmp_path)
+    assert done[2]["state"] == "fail"
+    assert float(done[3]["algorithm.lr"]) == lr
+    assert sum(t["state"] != "fail" for t in done) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"space": {}}, "sweep.space: must name 1 to 100 fields, got 0"),
+        ({"space": {"algorithm.lr": {"low": 1.0, "high": 0.1}}}, "high: must be > low (1.0), got 0.1"),
+        ({"space": {"algorithm.lr": {"low": 0.0, "high": 0.1, "log": True}}}, "low: must be > 0 where log is true"),
+        ({"space": {"algorithm.lr": 0.1}}, "must be a list of values, or a table with low and high, got 0.1"),
+        ({"space": {"algorithm.lr": [[1]]}}, "must be a list of numbers, texts or truth values"),
+        ({"space": {"algorithm.rl": [0.1]}}, "algorithm.rl: FedAvg has no such field"),
+        ({"space": {"algorithm.lr": [0.1, -1.0]}}, "algorithm.lr: must be > 0, got -1"),
+        ({"metric": "acc"}, "sweep.metric: must be one of"),
+    ],
+)
+def test_mistakes_are_found_before_the_first_trial(tmp_path, change, sentence):
+    with pytest.raises(ValueError) as error:
+        sweep(settings(**change), tmp_path / "out")
+    assert sentence in str(error.value)
+    assert not (tmp_path / "out").exists()
