@@ -175,7 +175,7 @@ def _hint(kind: type[BaseModel], path: list[str | int]) -> str:
     *parents, word = path
     here = kind
     for part in parents:
-        if isinstance(part, str):
+        if isinstance(part, str) and part in here.model_fields:
             here = _model(here.model_fields[part].annotation) or here
     close = suggest(str(word), here.model_fields)
     return close or next((f" (did you mean '{place}'?)" for place in _places(kind) if place.split(".")[-1] == word), "")

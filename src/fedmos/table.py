@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Table:
         columns.append(Column(f"final {self.metric}", self._final))
         if self.target is not None and len(self.rows) > 1:
             columns += [
-                Column(f"speed-up over {self.baseline} in {_QUANTITIES[name]}", lambda row, n=name: self._faster(row, n))
+                Column(f"speed-up over {self.baseline} in {_QUANTITIES[name]}", partial(self._faster, name))
                 for name in self._counted
             ]
         return [column for column in columns if not (brief and column.detail)]
@@ -102,7 +102,7 @@ class Table:
         early = len(row.ended_early)
         return text if not early else f"{text} ({early} of {len(values)} ended early)"
 
-    def _faster(self, row: Row, name: str) -> str:
+    def _faster(self, name: str, row: Row) -> str:
         if row.label == self.baseline:
             return "baseline"
         costs = [self.costs(label, name) for label in (row.label, self.baseline)]

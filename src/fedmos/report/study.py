@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from .. import config
 from ..compare import CONFIGURATION, Job, caption
 from ..config import CompareConfig, DataConfig, RunConfig
-from ..config_text import read as read_toml
 from ..history import METRICS
 from ..metrics import target_rule
 from ..outcomes import Row
@@ -75,8 +74,8 @@ def study(folders: Sequence[Path], target: Target | None = None, baseline: str |
         raise ValueError("Cannot report a folder twice; name each folder once")
     sources = [_source(folder) for folder in folders]
     aim = _common_target(sources, target)
-    rows = _rows(sources)
     _check_data(sources)
+    rows = _rows(sources)
     if aim is not None:
         _check_ends(rows, aim)
     labels = [row.label for row in rows]
@@ -136,7 +135,7 @@ def _run(folder: Path) -> Source:
     result, path = Result.load(folder), folder / "config.toml"
     text = path.read_text("utf-8") if path.exists() else ""
     settings = None
-    if text and "from_python" not in read_toml(path):
+    if text and "\nfrom_python = true\n" not in text:
         settings = config.load(RunConfig, path)
     target: Target | None = None
     if settings is not None and settings.target:
@@ -177,7 +176,7 @@ def _rows(sources: list[Source]) -> list[Row]:
                 label=first.label,
                 lr=first.lr,
                 runs=_merged([row.runs for _, row in parts]),
-                ended_early=frozenset().union(*(row.ended_early for _, row in parts)),
+                ended_early=frozenset(seed for _, row in parts for seed in row.ended_early),
                 infos=_merged([row.infos for _, row in parts]),
             )
         )
