@@ -9,7 +9,11 @@ from fedmos.compare import compare
 
 METHODS = [
     {"label": "FedAvg", "algorithm": {"name": "FedAvg", "lr": 0.05}, "selection": {"name": "Uniform", "m": 5}},
-    {"label": "<SCAFFOLD> & co", "algorithm": {"name": "SCAFFOLD", "lr": 0.1}, "selection": {"name": "Uniform", "m": 5}},
+    {
+        "label": "<SCAFFOLD> & co",
+        "algorithm": {"name": "Scaffold", "lr": 0.1},
+        "selection": {"name": "Uniform", "m": 5},
+    },
     {
         "label": "hopeless",
         "algorithm": {"name": "FedAvg", "lr": 0.01, "server_lr": 1e-6},

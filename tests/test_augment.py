@@ -175,7 +175,7 @@ ALGORITHMS = {
     "FedAvg": fm.FedAvg(lr=0.05),
     "FedMoS": fm.FedMoS(lr=0.05),
     "FedMoS, first batch": fm.FedMoS(lr=0.05, first_batch=3),
-    "SCAFFOLD": fm.Scaffold(lr=0.05),
+    "Scaffold": fm.Scaffold(lr=0.05),
     "Mime": fm.Mime(lr=0.05),
 }
 WORK = {

@@ -194,7 +194,11 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
     assert cells[1][2:6] == ["not reached"] * 4
     assert any("hopeless" in line for line in said)
     assert {p.name for p in tmp_path.glob("*.*")} == {
-        "comparison.toml", "table.json", "table.csv", "table.md", "table.tex"
+        "comparison.toml",
+        "table.json",
+        "table.csv",
+        "table.md",
+        "table.tex",
     }
     assert config.load(config.CompareConfig, tmp_path / "comparison.toml") == settings
 

@@ -20,7 +20,15 @@ def test_they_are_what_they_say(digits, engine):
     """FedAvg with whole batches: everything can be worked out from the models before and after a round."""
     lr, K = 0.1, 3
     model = fm.models.logistic(features=64)
-    given = {"model": model, "data": digits, "algorithm": fm.FedAvg(lr=lr), "selection": fm.Uniform(m=6), "local_steps": K, "dtype": torch.float64, "engine": engine}
+    given = {
+        "model": model,
+        "data": digits,
+        "algorithm": fm.FedAvg(lr=lr),
+        "selection": fm.Uniform(m=6),
+        "local_steps": K,
+        "dtype": torch.float64,
+        "engine": engine,
+    }
     result = fm.run(**given, rounds=2, callbacks=[fm.Diagnostics(every=2)])
     assert result.history[0].diagnostics is None
     found = result.history[1].diagnostics
@@ -59,7 +67,9 @@ def test_they_are_what_they_say(digits, engine):
     assert found == pytest.approx(should, rel=1e-6)
 
 
-@pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.05), fm.SCAFFOLD(lr=0.05), fm.Mime(lr=0.05)], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(
+    "algorithm", [fm.FedMoS(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)], ids=lambda a: type(a).__name__
+)
 def test_they_leave_the_run_as_it_is(quick, algorithm, tmp_path):
     plain = quick(algorithm=algorithm, rounds=4)
     watched = quick(algorithm=algorithm, rounds=4, callbacks=[fm.Diagnostics(every=1, clients=2)], out=tmp_path / "run")

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from html import unescape
 
-import browser
-import comparisons
 import pytest
 
+import browser
+import comparisons
 import fedmos as fm
 from fedmos.history import History, Record
 from fedmos.outcomes import Row
@@ -60,7 +60,10 @@ def test_curves_are_those_of_the_metrics_files(comparison, written):
     assert [m["name"] for m in drawn["metrics"]] == ["train_loss", "train_accuracy", "test_loss", "accuracy"]
     for metric in drawn["metrics"]:
         for number, method in enumerate(comparisons.METHODS):
-            runs = [comparisons.lines(comparison / "runs" / f"{number}-lr{method['algorithm']['lr']:g}-seed{s}") for s in (0, 1, 2)]
+            runs = [
+                comparisons.lines(comparison / "runs" / f"{number}-lr{method['algorithm']['lr']:g}-seed{s}")
+                for s in (0, 1, 2)
+            ]
             found = metric["curves"][number]
             assert found["rounds"] == list(range(1, 9))
             assert found["seeds"] == [3] * 8
@@ -87,10 +90,18 @@ def test_the_table_is_that_of_the_metrics_files(comparison, written):
         should = comparisons.expected(comparison, method, number, "train_loss", 2.1, [0, 1, 2])
         row = cells[1 + number]
         assert row[0] == method["label"]
-        for cell, name, digits in ((2, "rounds", 0), (3, "megabytes_down", 2), (4, "megabytes_up", 2), (5, "megabytes", 2), (6, "seconds", 1)):
+        for cell, name, digits in (
+            (2, "rounds", 0),
+            (3, "megabytes_down", 2),
+            (4, "megabytes_up", 2),
+            (5, "megabytes", 2),
+            (6, "seconds", 1),
+        ):
             known = [v for v in should["per_seed"][name] if v is not None]
             if known:
-                assert row[cell].startswith(f"{statistics.mean(known):.{digits}f} ± {statistics.stdev(known):.{digits}f}")
+                assert row[cell].startswith(
+                    f"{statistics.mean(known):.{digits}f} ± {statistics.stdev(known):.{digits}f}"
+                )
             else:
                 assert row[cell] == "not reached"
         assert row[7] == f"{should['mean']['final']:.3f} ± {should['std']['final']:.3f}"
@@ -170,7 +181,11 @@ def test_what_is_refused(single, comparison, tmp_path, quick):
     first = single("a0")
     cases = [
         ([first, first], {}, "Cannot report a folder twice"),
-        ([first, single("d", CONFIG, "data.clients=21")], {}, "their data differ: data.clients is 20 in one, 21 in the other"),
+        (
+            [first, single("d", CONFIG, "data.clients=21")],
+            {},
+            "their data differ: data.clients is 20 in one, 21 in the other",
+        ),
         ([first, single("e", CONFIG, "target.accuracy=0.5")], {}, "different targets together"),
         ([first, comparison], {}, "different targets together"),
         ([first], {"target": ("accuracy", 0.7)}, "--target asks for accuracy 0.7"),
@@ -204,7 +219,11 @@ def test_what_is_refused(single, comparison, tmp_path, quick):
 
 def test_targets_on_the_command_line():
     assert parse_target("accuracy=0.9") == ("accuracy", 0.9)
-    for text, sentence in (("acuracy=1", "did you mean 'accuracy'"), ("accuracy", "must look like"), ("accuracy=7", "in [0, 1]")):
+    for text, sentence in (
+        ("acuracy=1", "did you mean 'accuracy'"),
+        ("accuracy", "must look like"),
+        ("accuracy=7", "in [0, 1]"),
+    ):
         with pytest.raises(ValueError) as error:
             parse_target(text)
         assert sentence in str(error.value)
@@ -227,7 +246,10 @@ def test_plot_on_the_command_line(single, tmp_path):
     done = fedmos("plot", str(run), "--out", "f.svg", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "f.svg").stat().st_size > 1000
-    for arguments, sentence in ((["--x", "byte"], "--x must be one of"), (["--x", "seconds"], "no run has measured it")):
+    for arguments, sentence in (
+        (["--x", "byte"], "--x must be one of"),
+        (["--x", "seconds"], "no run has measured it"),
+    ):
         done = fedmos("plot", str(run), *arguments, cwd=tmp_path)
         assert done.returncode == 2
         assert sentence in done.stderr
@@ -239,8 +261,18 @@ def large(runs=20, rounds=5000):
     def history(seed):
         return History(
             [
-                Record(round=t, cohort=[t % 100, (t * seed) % 100 if (t * seed) % 100 != t % 100 else (t + 1) % 100], weights=[1.0, 1.0], bytes_down=1000, bytes_up=1000, seconds=0.01, clock=t * 0.5,
-                       accuracy=1 - math.exp(-t / (500 + 50 * seed)), test_loss=2 * math.exp(-t / 900), train_loss=2 * math.exp(-t / (800 + seed)))
+                Record(
+                    round=t,
+                    cohort=[t % 100, (t * seed) % 100 if (t * seed) % 100 != t % 100 else (t + 1) % 100],
+                    weights=[1.0, 1.0],
+                    bytes_down=1000,
+                    bytes_up=1000,
+                    seconds=0.01,
+                    clock=t * 0.5,
+                    accuracy=1 - math.exp(-t / (500 + 50 * seed)),
+                    test_loss=2 * math.exp(-t / 900),
+                    train_loss=2 * math.exp(-t / (800 + seed)),
+                )
                 for t in range(1, rounds + 1)
             ]
         )
@@ -283,7 +315,14 @@ def test_in_a_browser(written):
         """,
     )
     assert found["faults"] == []
-    assert dict(found["plots"]).keys() == {"plot-train_loss", "plot-train_accuracy", "plot-test_loss", "plot-accuracy", "plot-split", "plot-chosen"}
+    assert dict(found["plots"]).keys() == {
+        "plot-train_loss",
+        "plot-train_accuracy",
+        "plot-test_loss",
+        "plot-accuracy",
+        "plot-split",
+        "plot-chosen",
+    }
     assert all(count > 0 for _, count in found["plots"])
     assert found["before"] == [6, "round"]
     assert found["hidden"] == 4

@@ -6,10 +6,10 @@ import itertools
 import json
 import math
 
-import comparisons
 import numpy as np
 import pytest
 
+import comparisons
 from fedmos import config
 from fedmos.history import History, Record
 from fedmos.outcomes import Row, ratio
@@ -59,7 +59,7 @@ def test_a_target_never_reached_is_said_so_everywhere(done):
 
 
 def test_speed_ups_are_ratios_of_means_over_pairs_of_seeds(done):
-    out, table = done
+    out, _ = done
     base, other = (json.loads((out / "table.json").read_text())["methods"][i] for i in (0, 1))
     for name in ("rounds", "megabytes", "seconds"):
         a, b = base["per_seed"][name], other["per_seed"][name]
@@ -95,7 +95,16 @@ def test_ratios_without_pairs():
 def history(values, metric="accuracy", clock=True):
     return History(
         [
-            Record(round=t, cohort=[0], weights=[1.0], bytes_down=10**6, bytes_up=2 * 10**6, seconds=0.0, clock=t * 2.0 if clock else None, **{metric: v})
+            Record(
+                round=t,
+                cohort=[0],
+                weights=[1.0],
+                bytes_down=10**6,
+                bytes_up=2 * 10**6,
+                seconds=0.0,
+                clock=t * 2.0 if clock else None,
+                **{metric: v},
+            )
             for t, v in enumerate(values, 1)
         ]
     )
@@ -152,7 +161,10 @@ def test_the_final_value_of_a_baseline_as_a_target(tmp_path):
     ("change", "sentence"),
     [
         ({"baseline": "FedAvgg"}, "baseline: must be the label of a method, got 'FedAvgg' (did you mean 'FedAvg'?)"),
-        ({"target": {"accuracy": {"final_of": "x"}}}, "target.accuracy.final_of: must be the label of a method, got 'x'"),
+        (
+            {"target": {"accuracy": {"final_of": "x"}}},
+            "target.accuracy.final_of: must be the label of a method, got 'x'",
+        ),
         ({"target": {"accuracy": {"final": "FedAvg"}}}, "target.accuracy"),
         ({"target": {"accuracy": {"final_of": 3}}}, "target.accuracy.final_of: must be a text"),
         ({"target": {"acc": {"final_of": "FedAvg"}}}, "target: must name one of"),

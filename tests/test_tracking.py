@@ -14,7 +14,12 @@ class Calls(list):
     def __getattr__(self, name):
         def call(*given, **named):
             self.append((name, given, named))
-            return SimpleNamespace(info=SimpleNamespace(run_id="7"), log=call_of("log"), finish=call_of("finish"), config=SimpleNamespace(update=call_of("update")))
+            return SimpleNamespace(
+                info=SimpleNamespace(run_id="7"),
+                log=call_of("log"),
+                finish=call_of("finish"),
+                config=SimpleNamespace(update=call_of("update")),
+            )
 
         def call_of(inner):
             return lambda *given, **named: self.append((inner, given, named))

@@ -109,7 +109,11 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     with watching(console, settings.title, labels, settings.rounds, settings.metric) as onlooker:
         outcome = compare.compare(settings, out, onlooker)
     seconds = perf_counter() - began
-    table = Table(title=settings.title, caption=f"{compare.caption(settings)} Brackets: 95 % bootstrap intervals.", caption_justify="left")
+    table = Table(
+        title=settings.title,
+        caption=f"{compare.caption(settings)} Brackets: 95 % bootstrap intervals.",
+        caption_justify="left",
+    )
     for i, column in enumerate(outcome.columns(brief=True)):
         table.add_column(column.heading, justify="left" if i == 0 else "right")
     for cells in outcome.cells(brief=True):
@@ -118,7 +122,9 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     if (curves := chart(outcome, settings.title)) is not None:
         replace_file(out / "curves.svg", curves.encode())
     replace_file(out / "report.html", html(study([out])).encode())
-    console.print(f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}", highlight=False)
+    console.print(
+        f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}", highlight=False
+    )
 
 
 @app.command()

@@ -9,7 +9,8 @@ import typer
 from rich.console import Console
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, of comparisons, or of both.", show_default=False)
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Folders of runs, of comparisons, or of both.", show_default=False),
 ]
 Aim = Annotated[
     str | None, typer.Option("--target", metavar="METRIC=VALUE", help="What is to be reached, if the runs do not say.")

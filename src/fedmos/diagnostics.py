@@ -35,9 +35,9 @@ MEASURES = {
 class Diagnostics(Callback):
     """Pass it to `fm.run` as a callback: every so many rounds, `record.diagnostics` has the numbers of `MEASURES`.
 
-    After such a round, at most `clients` of its cohort do the next round's local work once more, for show, from the new
-    model: the run stays as it is, to the bit. ∇f_i is a client's gradient on all its data (clipped, with weight decay, as
-    in training), ∇f its mean over those clients by importance. What does not exist in a round is left out,
+    After such a round, at most `clients` of its cohort do the next round's local work once more, for show, from the
+    new model: the run stays as it is, to the bit. ∇f_i is a client's gradient on all its data (clipped, with weight
+    decay, as in training), ∇f its mean over those clients by importance. What does not exist in a round is left out,
     as the skew in rounds that are not evaluated.
     """
 
@@ -103,4 +103,5 @@ def _rehearsed(simulation: Simulation, ids: Tensor, weights: Tensor) -> tuple[Te
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
     """Of vectors, or of rows with a vector; nan where one is zero."""
-    return (a @ b) / (a.norm(dim=-1) * b.norm())
+    cosine: Tensor = (a @ b) / (a.norm(dim=-1) * b.norm())
+    return cosine

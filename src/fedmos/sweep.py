@@ -71,7 +71,9 @@ def _optuna() -> Any:
 
 
 def _words(values: dict[str, Any]) -> str:
-    return ", ".join(f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}" for field, value in values.items())
+    return ", ".join(
+        f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}" for field, value in values.items()
+    )
 
 
 def _corners(config: SweepConfig) -> list[dict[str, Any]]:

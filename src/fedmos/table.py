@@ -140,8 +140,7 @@ class Table:
             "mean": {name: _finite(statistics.mean(v)) if v else None for name, v in known.items()},
             "std": {name: _finite(statistics.stdev(v)) if len(v) > 1 else None for name, v in known.items()},
             "speed_up": {
-                name: None if (found := self.speed_up(row, name)) is None else found._asdict()
-                for name in self._counted
+                name: None if (found := self.speed_up(row, name)) is None else found._asdict() for name in self._counted
             },
         }
 

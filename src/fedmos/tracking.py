@@ -106,4 +106,6 @@ def _needed(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"Cannot track with {extra} because it is missing; use pip install 'fedmos[{extra}]'") from error
+        raise ImportError(
+            f"Cannot track with {extra} because it is missing; use pip install 'fedmos[{extra}]'"
+        ) from error

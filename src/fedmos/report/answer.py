@@ -13,7 +13,9 @@ def answer(table: Table) -> str:
     if table.target is None:
         return f"No target was given, so methods are shown by their final {table.metric}."
     aim = f"{table.metric} {table.target:g}"
-    spent = {row.label: [v for v in table.costs(row.label, "megabytes").values() if v is not None] for row in table.rows}
+    spent = {
+        row.label: [v for v in table.costs(row.label, "megabytes").values() if v is not None] for row in table.rows
+    }
     sure = [row for row in table.rows if len(spent[row.label]) == len(row.runs)]
     if not any(spent.values()):
         return f"No method reached {aim}."

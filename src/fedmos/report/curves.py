@@ -43,8 +43,10 @@ class Curve:
             kept |= {min(stretch, key=self.mean.__getitem__), max(stretch, key=self.mean.__getitem__)}
         order = sorted(kept)
 
-        lists: dict[str, Any] = {name: values for name, values in vars(self).items() if isinstance(values, list)}
-        return replace(self, **{name: [values[i] for i in order] for name, values in lists.items()})
+        thin: dict[str, Any] = {
+            name: [values[i] for i in order] for name, values in vars(self).items() if isinstance(values, list)
+        }
+        return replace(self, **thin)
 
 
 def curve(row: Row, metric: str) -> Curve:

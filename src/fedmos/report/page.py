@@ -126,9 +126,7 @@ def _drawn(line: Curve) -> dict[str, Any] | None:
 
 
 def _bubbles(picture: Split) -> dict[str, Any]:
-    points = [
-        (i, c, int(n)) for i, line in enumerate(picture.counts) for c, n in enumerate(line) if n > 0
-    ]
+    points = [(i, c, int(n)) for i, line in enumerate(picture.counts) for c, n in enumerate(line) if n > 0]
     return {
         "clients": picture.clients,
         "classes": picture.classes,
@@ -173,7 +171,8 @@ def _controls(axes: dict[str, str], methods: list[str]) -> str:
         f"{escape(words)}</label>"
         for name, words in axes.items()
     )
-    swatch = '<svg class="swatch" viewBox="0 0 32 16" aria-hidden="true"><line x2="32" y1="8" y2="8" stroke-width="4"/></svg>'
+    line = '<line x2="32" y1="8" y2="8" stroke-width="4"/>'
+    swatch = f'<svg class="swatch" viewBox="0 0 32 16" aria-hidden="true">{line}</svg>'
     boxes = "".join(
         f'<label><input type="checkbox" name="method" value="{i}" checked>{swatch}{escape(label)}</label>'
         for i, label in enumerate(methods)

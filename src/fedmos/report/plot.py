@@ -18,7 +18,7 @@ WORDS = {
     "train_accuracy": "Training accuracy",
 }
 ENDINGS = (".pdf", ".png", ".svg")
-_STYLE: dict[str, Any] = {
+_STYLE: Any = {
     "font.family": "serif",
     "font.size": 8,
     "axes.labelsize": 8,

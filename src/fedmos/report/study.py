@@ -80,7 +80,9 @@ def study(folders: Sequence[Path], target: Target | None = None, baseline: str |
         _check_ends(rows, aim)
     labels = [row.label for row in rows]
     if baseline is not None and baseline not in labels:
-        raise ValueError(f"--baseline must be one of {', '.join(labels)}, got {shown(baseline)}{suggest(baseline, labels)}")
+        raise ValueError(
+            f"--baseline must be one of {', '.join(labels)}, got {shown(baseline)}{suggest(baseline, labels)}"
+        )
     comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
     references = [one.reference for one in comparisons if one.reference in labels]
     table = Table(
@@ -144,9 +146,7 @@ def _run(folder: Path) -> Source:
         target = next(iter(settings.target.items()))
     info = result.info
     row = Row.of(info["algorithm"].split("(")[0], _lr(info["algorithm"]), {int(info["seed"]): result})
-    return Source(
-        folder=folder, rows=[row], target=target, data=None if settings is None else settings.data, text=text
-    )
+    return Source(folder=folder, rows=[row], target=target, data=None if settings is None else settings.data, text=text)
 
 
 def _lr(algorithm: str) -> float | None:
@@ -241,7 +241,9 @@ def _check_data(sources: list[Source]) -> None:
             raise ValueError(f"{together} nothing tells whether their data are the same: they have no seed in common")
     for source in sources:
         for row in source.rows[1:]:
-            if any(row.infos[s].get("data") != i.get("data") for s, i in source.rows[0].infos.items() if s in row.infos):
+            if any(
+                row.infos[s].get("data") != i.get("data") for s, i in source.rows[0].infos.items() if s in row.infos
+            ):
                 raise ValueError(f"Cannot report {source.folder} because its methods ran on different data")
 
 
@@ -276,7 +278,9 @@ def parse_target(text: str | None) -> Target | None:
         return None
     metric, _, number = text.partition("=")
     if metric not in METRICS:
-        raise ValueError(f"--target must name one of {', '.join(METRICS)}, got {shown(metric)}{suggest(metric, METRICS)}")
+        raise ValueError(
+            f"--target must name one of {', '.join(METRICS)}, got {shown(metric)}{suggest(metric, METRICS)}"
+        )
     try:
         value = float(number)
     except ValueError:
