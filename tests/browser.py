@@ -40,6 +40,13 @@ def chromium(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([CHROMIUM, *options, *arguments], capture_output=True, text=True, timeout=120)
 
 
+def seconds_to_draw(page: Path) -> float:
+    """From the start of loading to the last figure, by the clock on the wall."""
+    found = re.search(r'data-drawn="(\d+)"', chromium("--dump-dom", page.as_uri()).stdout)
+    assert found is not None
+    return int(found[1]) / 1000
+
+
 def ask(page: Path, questions: str, *arguments: str) -> dict:
     """Run JavaScript in the page once it is drawn; what it put into `answer`, the page's complaints among it."""
     probed = page.with_name("probed.html")

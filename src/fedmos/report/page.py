@@ -34,7 +34,8 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 def html(study: Study) -> str:
     """The page."""
     table, methods = study.table, [row.label for row in study.rows]
-    order = [table.metric, *(metric for metric in METRICS if metric != table.metric), *MEASURES]
+    measures = {name for row in study.rows for run in row.runs.values() for r in run for name in r.diagnostics or ()}
+    order = [table.metric, *(m for m in METRICS if m != table.metric), *(m for m in MEASURES if m in measures)]
     curves = {metric: [curve(row, metric) for row in study.rows] for metric in order}
     curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
     picture, frequencies = split(study), [chosen(row) for row in study.rows]
@@ -160,9 +161,8 @@ def _outcome(study: Study) -> str:
             f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
             " the target; in brackets, a 95 % bootstrap interval over seeds."
         )
-    return _table(words, [column.heading for column in table.columns()], table.cells()).replace(
-        "<table ", '<table id="outcome" '
-    )
+    shown = _table("What each method needs", [column.heading for column in table.columns()], table.cells())
+    return shown.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
 
 
 def _controls(axes: dict[str, str], methods: list[str]) -> str:

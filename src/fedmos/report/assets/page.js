@@ -4,7 +4,10 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const dashes = ["solid", "dash", "dot", "dashdot", "longdash"];
   const state = { axis: "rounds", hidden: new Set() };
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
+  const config = {
+    responsive: true, displaylogo: false, displayModeBar: "hover",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  };
 
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const colour = (i) => data.colours[i % data.colours.length];
@@ -23,6 +26,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
       margin: narrow() ? { l: 46, r: 8, t: 24, b: 42 } : { l: 60, r: 16, t: 28, b: 48 },
       hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--faint"), font: { color: css("--ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--faint"), activecolor: css("--ink") },
       hovermode: "closest", xaxis: axis(x), yaxis: axis(y),
     };
   }
