@@ -12,7 +12,7 @@ from fedmos.diagnostics import MEASURES
 def gradient(model, x, inputs, targets):
     torch.nn.utils.vector_to_parameters(x, model.parameters())
     loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), float(loss)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]), float(loss.detach())
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -20,6 +20,8 @@ def test_they_are_what_they_say(digits, engine):
     """FedAvg with whole batches: everything can be worked out from the models before and after a round."""
     lr, K = 0.1, 3
     model = fm.models.logistic(features=64)
+    plain = [(x.double().flatten(1) / 16, y) for x, y in map(digits.client, range(20))]
+    digits = fm.FederatedData.from_arrays(clients=plain)
     given = {
         "model": model,
         "data": digits,
@@ -41,7 +43,6 @@ def test_they_are_what_they_say(digits, engine):
     gradients, updates, losses, away = [], [], [], 0.0
     for i in record.cohort:
         inputs, targets = digits.client(i)
-        inputs = inputs.double()
         g, loss = gradient(module, x, inputs, targets)
         gradients.append(g)
         losses.append(loss)
