@@ -30,6 +30,7 @@ RUN = {
     "on_bad_update": "drop",
     "out": "runs/x",
     "checkpoint_every": 2,
+    "diagnostics": 10,
     "availability": {"name": "Alternating", "groups": 2, "drop": 0.1},
     "system": {
         "speed": {"name": "LogNormal", "median": 500.0, "sigma": 0.5},
@@ -149,6 +150,7 @@ FIELDS = {
     "on_bad_update": word("stop", "drop"),
     "out": text(4000),
     "checkpoint_every": COUNT,
+    "diagnostics": COUNT,
     "title": text(1000),
 }
 CHOICES = {

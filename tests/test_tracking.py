@@ -88,3 +88,25 @@ def test_a_missing_package_is_named(tracker, module, extra, monkeypatch):
     with pytest.raises(ImportError) as error:
         tracker()
     assert str(error.value) == f"Cannot track with {extra} because it is missing; use pip install 'fedmos[{extra}]'"
+
+
+def test_tensorboard_itself(quick, tmp_path):
+    pytest.importorskip("tensorboard")
+    result = quick(callbacks=[TensorBoard(tmp_path)])
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("accuracy")] == [
+        (r.round, pytest.approx(r.accuracy)) for r in result.history
+    ]
+
+
+def test_a_callback_may_end_the_run(quick):
+    def stop(record):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    result = quick(callbacks=[stop])
+    assert result.interrupted
+    assert len(result.history) == 2
