@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -180,7 +181,8 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        said = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0]
         raise LostRankError(
-            f"Cannot go on because another process of the run is gone or stuck ({str(error).splitlines()[0]}); "
-            "start it again with resume=True (fedmos resume), from its newest checkpoint"
+            f"Cannot go on because another process of the run is gone or stuck ({said}); start the run again with "
+            "resume=True (fedmos resume), from its newest checkpoint"
         ) from error
