@@ -156,8 +156,17 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     _end_with_launcher()
-    minutes = float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10"))
-    dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+    timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    # The launcher's store outlives its workers: those it starts again must not find the addresses of the dead.
+    host, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
+    store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=size, timeout=timeout)
 
 
 def leave() -> None:
