@@ -22,6 +22,9 @@ _log = logging.getLogger("fedmos")
 
 T = TypeVar("T")
 
+TOLD = "told by the first rank"
+"""Noted with an error that the first rank has raised as well."""
+
 
 class LostRankError(RuntimeError):
     """Another process of the run is gone."""
@@ -30,13 +33,17 @@ class LostRankError(RuntimeError):
 class Ranks:
     """This process among those of the run; alone, it exchanges nothing."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.size, self.rank = 1, 0
+    def __init__(self, size: int = 1, rank: int = 0, device: torch.device | None = None) -> None:
+        self.size, self.rank = size, rank
         self._device = torch.device("cpu") if device is None or device.type != "cuda" else device
-        self._speed: list[float] = [1.0]
+        self._speed = [1.0] * size
+
+    @classmethod
+    def joined(cls, device: torch.device | None = None) -> Ranks:
+        """This process among those it has joined."""
         if dist.is_available() and dist.is_initialized():
-            self.size, self.rank = dist.get_world_size(), dist.get_rank()
-            self._speed = [1.0] * self.size
+            return cls(dist.get_world_size(), dist.get_rank(), device)
+        return cls()
 
     @property
     def first(self) -> bool:
@@ -132,6 +139,8 @@ class Ranks:
                 outcome = (None, error)
         value, problem = self.agree(outcome)
         if problem is not None:
+            if not self.first:
+                problem.add_note(TOLD)
             raise problem
         result: T = value
         return result
@@ -190,7 +199,7 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        said = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0]
+        said = re.sub(r"^\[[^]]*\] ", "", (str(error).splitlines() or [""])[0]).partition(". ")[0]
         raise LostRankError(
             f"Cannot go on because another process of the run is gone or stuck ({said}); start the run again with "
             "resume=True (fedmos resume), from its newest checkpoint"
