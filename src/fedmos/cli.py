@@ -46,11 +46,13 @@ Overrides = Annotated[
 
 def main() -> None:
     """Run the command; errors that a user can mend are one sentence and exit code 2."""
+    from .ranks import TOLD
+
     try:
         app()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
-        if os.environ.get("RANK", "0") == "0" or type(error).__name__ == "LostRankError":  # once is enough
+        if TOLD not in getattr(error, "__notes__", ()):  # once is enough
             errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         sys.exit(2)
 
@@ -102,6 +104,9 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     from .report.study import study
     from .storage.files import replace_file
     from .watching import watching
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("Cannot compare over several ranks because runs are compared side by side in one process")
 
     settings = config.load(config.CompareConfig, configuration, overrides)
     began = perf_counter()
@@ -161,7 +166,9 @@ def run(
     settings = config.load(config.RunConfig, configuration, set_ or [])
     named = Path("runs") / configuration.stem
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a rank was lost
-    folder = out or (Path(settings.out) if settings.out else _latest(named) if restarted or resume else _free(named))
+    if restarted and not (out or settings.out):
+        raise ValueError("Cannot restart the run because it has no folder of its own; use --out with torchrun")
+    folder = out or (Path(settings.out) if settings.out else _latest(named) if resume else _free(named))
     _run(settings, folder, resume or restarted)
 
 
@@ -195,7 +202,7 @@ def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
     if settings.data.root is not None:
         kept["data"]["root"] = str(Path(settings.data.root).absolute())
     join()
-    ranks = Ranks()
+    ranks = Ranks.joined()
     folder = ranks.agree(folder)
     with _ending_on_request(ranks.size) as requests:
         result = settings.run(
@@ -252,7 +259,7 @@ def _latest(folder: Path) -> Path:
     """The folder or its numbered sibling that `_free` gave last."""
     number = 2
     while folder.with_name(f"{folder.name}-{number}").exists():
-        folder, number = folder, number + 1
+        number += 1
     return folder if number == 2 else folder.with_name(f"{folder.name}-{number - 1}")
 
 

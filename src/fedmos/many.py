@@ -20,7 +20,7 @@ from .engine.visit import Read
 from .engine.work import Job
 from .history import Record
 from .precision import arithmetic
-from .ranks import Ranks
+from .ranks import Ranks, join
 from .result import Result
 from .session import Session
 from .simulation import run
@@ -39,7 +39,8 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     runs = [] if isinstance(runs, Mapping | str) else list(runs)
     if not runs or not all(isinstance(given, Mapping) for given in runs):
         raise ValueError("run_many: 'runs' must be a list of mappings of fm.run's arguments, and not empty")
-    if Ranks().size > 1:
+    join()
+    if Ranks.joined().size > 1:
         raise ValueError("Cannot train several runs together over several ranks; use fm.run for one after another")
     given = [dict(shared) | dict(one) for one in runs]
     folders = [Path(one["out"]).absolute() for one in given if one.get("out") is not None]

@@ -136,7 +136,8 @@ def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
     device = federations[0].x.device
     weights = [(d.importance / d.sizes).repeat_interleave(d.sizes).to(device) for d in federations]
     indices = [
-        torch.arange(int(d.offsets[-1]), device=device) if d.index is None else d.index.to(device) for d in federations
+        torch.arange(int(d.offsets[-1]), device=device) if d.index is None else d.index[: int(d.offsets[-1])].to(device)
+        for d in federations
     ]
     if len(federations) == 1:
         return indices[0], weights[0][None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +49,9 @@ class FlatModel:
         return bool(self._dropout)
 
     def fingerprint(self) -> str:
-        """Names and shapes of the parameters, hashed; their values are in every checkpoint."""
+        """The module's layers and the names and shapes of its parameters, hashed; values are in every checkpoint."""
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
+        text += re.sub(r"0x[0-9a-f]+", "", repr(self._original))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def structure(self, here: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,6 +22,9 @@ _log = logging.getLogger("fedmos")
 
 T = TypeVar("T")
 
+TOLD = "told by the first rank"
+"""Noted with an error that the first rank has raised as well."""
+
 
 class LostRankError(RuntimeError):
     """Another process of the run is gone."""
@@ -29,13 +33,17 @@ class LostRankError(RuntimeError):
 class Ranks:
     """This process among those of the run; alone, it exchanges nothing."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        self.size, self.rank = 1, 0
+    def __init__(self, size: int = 1, rank: int = 0, device: torch.device | None = None) -> None:
+        self.size, self.rank = size, rank
         self._device = torch.device("cpu") if device is None or device.type != "cuda" else device
-        self._speed: list[float] = [1.0]
+        self._speed = [1.0] * size
+
+    @classmethod
+    def joined(cls, device: torch.device | None = None) -> Ranks:
+        """This process among those it has joined."""
         if dist.is_available() and dist.is_initialized():
-            self.size, self.rank = dist.get_world_size(), dist.get_rank()
-            self._speed = [1.0] * self.size
+            return cls(dist.get_world_size(), dist.get_rank(), device)
+        return cls()
 
     @property
     def first(self) -> bool:
@@ -131,6 +139,8 @@ class Ranks:
                 outcome = (None, error)
         value, problem = self.agree(outcome)
         if problem is not None:
+            if not self.first:
+                problem.add_note(TOLD)
             raise problem
         result: T = value
         return result
@@ -155,8 +165,17 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     _end_with_launcher()
-    minutes = float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10"))
-    dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
+    timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    # The launcher's store outlives its workers: those it starts again must not find the addresses of the dead.
+    host, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
+    store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=size, timeout=timeout)
 
 
 def leave() -> None:
@@ -180,7 +199,8 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        said = re.sub(r"^\[[^]]*\] ", "", (str(error).splitlines() or [""])[0]).partition(". ")[0]
         raise LostRankError(
-            f"Cannot go on because another process of the run is gone or stuck ({str(error).splitlines()[0]}); "
-            "start it again with resume=True (fedmos resume), from its newest checkpoint"
+            f"Cannot go on because another process of the run is gone or stuck ({said}); start the run again with "
+            "resume=True (fedmos resume), from its newest checkpoint"
         ) from error

@@ -56,6 +56,11 @@ class Result(Snapshot):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result into a folder, beside or over an earlier one; readers never see half of it."""
+        if getattr(self.clients, "partial", False):
+            raise ValueError(
+                "Cannot save the result of one of several ranks because each holds a part of the clients' state; "
+                "use out=, where the first rank writes all of it"
+            )
         folder = RunFolder(path)
         folder.claim()
         try:

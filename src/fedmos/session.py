@@ -104,6 +104,10 @@ class Session:
             None if v is None else int(v) for v in (local_steps, local_epochs, batch_size)
         )
         clip = None if clip is None else float(clip)
+        if isinstance(lr_decay, Mapping):
+            lr_decay = {int(key): float(factor) for key, factor in lr_decay.items()}
+        else:
+            lr_decay = float(lr_decay)
         loss_ = Loss(loss)
         join()
         device_ = find_device(device)
@@ -164,7 +168,7 @@ class Session:
         self._target = check_target(target, measurable(task))
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
         self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
-        self.ranks = ranks = Ranks(device_)
+        self.ranks = ranks = Ranks.joined(device_)
         if ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
         self._kept = out is not None
@@ -270,14 +274,13 @@ class Session:
         _log.warning("Out of memory: going on with chunks of %d instead of %d clients", self.info["chunk"], plan.chunk)
 
     def begin(self) -> None:
-        if self._folder is not None:
-            self._folder.begin(self.info, self.simulation.history, self._checkpoint_every)
-        for watcher in self._watching():
-            watcher.on_start(self.rounds, self.simulation.t)
+        def start() -> None:
+            if self._folder is not None:
+                self._folder.begin(self.info, self.simulation.history, self._checkpoint_every)
+            for watcher in self.watchers:
+                watcher.on_start(self.rounds, self.simulation.t)
 
-    def _watching(self) -> list[Callback]:
-        """Those to be told, which is up to the first rank."""
-        return self.watchers if self.ranks.first else []
+        self.ranks.only_first(start)
 
     def steps(self) -> Steps[Record] | None:
         """The next round, or None if there is none."""
@@ -290,10 +293,7 @@ class Session:
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
         record = self._diagnosed(record)
-        due = self._kept and self.ranks.only_first(self._noted)
-        for watcher in self._watching():
-            watcher.on_round(record)
-        if due:
+        if self.ranks.only_first(lambda: self._noted(record)):
             self._save()
 
     def _diagnosed(self, record: Record) -> Record:
@@ -305,12 +305,13 @@ class Session:
         self._before = self.simulation.x
         return record
 
-    def _noted(self) -> bool:
-        """Write the round down; whether it is time for a checkpoint."""
-        if self._folder is None:
-            return False
-        self._folder.note(self.simulation.history)
-        return self._folder.due(self.simulation.t)
+    def _noted(self, record: Record) -> bool:
+        """Write the round down and tell everyone; whether it is time for a checkpoint."""
+        if self._folder is not None:
+            self._folder.note(self.simulation.history)
+        for watcher in self.watchers:
+            watcher.on_round(record)
+        return self._folder is not None and self._folder.due(self.simulation.t)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
@@ -335,9 +336,12 @@ class Session:
     def end(self, interrupted: bool = False) -> Result:
         self._save(interrupted)
         final = self.result(interrupted)
-        for watcher in self._watching():
-            watcher.on_end(final)
+        self.ranks.only_first(lambda: self._ended(final))
         return final
+
+    def _ended(self, final: Result) -> None:
+        for watcher in self.watchers:
+            watcher.on_end(final)
 
     def close(self) -> None:
         """Let other runs into the folder."""

@@ -228,9 +228,11 @@ class FederatedData:
         return x.to(dtype) if x.is_floating_point() else x
 
     def fingerprint(self) -> str:
-        """A hash that tells federations apart: who holds what, every target, and a thousand samples."""
+        """A hash that tells federations apart: who holds what, every target, and a thousand samples; and the tests."""
         digest = hashlib.sha256(repr((self.normalize, self.augment)).encode())
-        for part in (self.offsets, self.importance, self.index, self.y, self.x[:: max(1, len(self.x) // 1000)]):
+        samples = [(self.x, self.y), *([] if self.test is None else [self.test])]
+        some = [part for x, y in samples for part in (y, x[:: max(1, len(x) // 1000)])]
+        for part in (self.offsets, self.importance, self.index, *some):
             if part is not None:
                 digest.update(part.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]

@@ -99,7 +99,7 @@ class Chooser:
         if _foreseeable(self.selector):
             try:
                 self._foreseen = (t, self._draw(t, torch.empty(0)))
-            except ValueError:  # to be raised in its own round
+            except Exception:  # whatever it is, it belongs to its own round, if that ever comes
                 self._foreseen = None
 
     def draw(self, t: int, x: Tensor) -> Choice:

@@ -90,6 +90,11 @@ class ClientStore(Mapping[int, Vectors]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    @property
+    def partial(self) -> bool:
+        """Whether other ranks hold some of the clients."""
+        return self._share[1] > 1
+
     def _lives_here(self, i: int) -> bool:
         rank, size = self._share
         return i % size == rank

@@ -92,7 +92,9 @@ class Together:
         """The metrics of models, each with the number of its run."""
         if self._evaluator is None or len(models) < len(self._runs):
             return [self._runs[number].evaluator(x[None])[0] for number, x in models]
-        return list(self._evaluator(torch.stack([x for _, x in models])))
+        # The evaluator's rows are the runs in order; requests come as they come.
+        measured = self._evaluator(torch.stack([x for _, x in sorted(models, key=lambda model: model[0])]))
+        return [measured[number] for number, _ in models]
 
     def _halves(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
         # What a recording has put out is overwritten by the next one.

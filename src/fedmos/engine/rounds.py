@@ -180,7 +180,12 @@ class Simulation:
             if len(visit.kept.ids) < self._quorum(cohort):
                 visit = None
         if visit is not None:
-            x, new = algorithm.server(self.x, between, visit.sums, self._context(visit.kept))
+            try:
+                x, new = algorithm.server(self.x, between, visit.sums, self._context(visit.kept))
+            except Exception:
+                if self._careful or not self.on_bad_update == "drop":
+                    raise
+                return None  # perhaps because of what a client sent
             expect(algorithm, "server", new, self.state, some=True)
             state = between | new
             changed = [x, *(v for name, v in state.items() if v is not self.state[name])]

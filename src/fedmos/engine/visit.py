@@ -199,7 +199,7 @@ class Visitor:
     ) -> tuple[Tensor, Vectors]:
         """Clients who live here and were kept, and their new state."""
         names = list(states[0][1]) if states else []
-        if self.ranks.size == 1:
+        if self.ranks.size == 1 or not self.algorithm.client_state:
             return ids[good], {name: torch.cat([own[name] for _, own in states]) for name in names}
         trained = [n for places, _ in states for n in places.tolist()]
         places = good.nonzero().flatten().tolist()

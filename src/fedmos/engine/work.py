@@ -177,7 +177,7 @@ class Crew:
         t: Any = numbers.t if recorded else ctx.t
         W: Any = numbers.W if recorded or len(job.W) > 1 else ctx.W
         self.task.model.module.train()
-        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps, max(ctx.S, M)), t)
+        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps, ctx.S * job.runs), t)
         algorithm = with_fields(self.algorithm, numbers.fields)
         c = ClientContext(
             t=t,

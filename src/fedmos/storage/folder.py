@@ -23,7 +23,6 @@ from .segments import encode_record
 from .snapshot import Snapshot
 
 _log = logging.getLogger("fedmos")
-_OURS = {"config.toml", "environment.json", "metrics.jsonl", "log.txt", "lock", "checkpoints"}
 
 
 class RunFolder(os.PathLike[str]):
@@ -152,7 +151,7 @@ class RunFolder(os.PathLike[str]):
             for path in self.path.iterdir()
             if not (path.name.startswith(SCRATCH) or path.suffix == ".partial")
         }
-        return names <= _OURS or {"lock", "checkpoints"} <= names
+        return names <= {"lock", "checkpoints"} or {"lock", "checkpoints"} <= names
 
     def _describe(self, info: Mapping[str, Any]) -> None:
         if self.config is None:
@@ -180,6 +179,10 @@ class _Diary(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             self._lines.add(self.format(record))
+        # Python shows warnings that nobody handles; that a diary is kept must not silence them.
+        nobody = not logging.getLogger().handlers and all(isinstance(other, _Diary) for other in _log.handlers)
+        if record.levelno >= logging.WARNING and nobody and _log.handlers[:1] == [self] and logging.lastResort:
+            logging.lastResort.handle(record)
 
     def say(self, text: str) -> None:
         self.handle(logging.LogRecord("fedmos", logging.INFO, __file__, 0, text, None, None))
