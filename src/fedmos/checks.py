@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .engine.rounds import decayed, over_selecting
+from .engine.choosing import over_selecting
+from .engine.decay import decayed
 from .shown import shown
 from .system import Clock
 

@@ -198,9 +198,6 @@ def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
     from .ranks import Ranks, join, leave
     from .storage import RunFolder
 
-    kept = settings.model_dump(mode="json", exclude_none=True, exclude={"out"})
-    if settings.data.root is not None:
-        kept["data"]["root"] = str(Path(settings.data.root).absolute())
     join()
     ranks = Ranks.joined()
     folder = ranks.agree(folder)
@@ -209,7 +206,7 @@ def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
             settings.algorithm,
             settings.selection,
             settings.seed,
-            out=RunFolder(folder, kept),
+            out=RunFolder(folder, settings.kept(exclude={"out"})),
             resume=resume,
             checkpoint_every=settings.checkpoint_every,
         )

@@ -52,10 +52,7 @@ def compare(config: CompareConfig, out: Path, onlooker: Onlooker | None = None, 
     config.check()
     onlooker = onlooker or Onlooker()
     out.mkdir(parents=True, exist_ok=True)
-    kept = config.model_dump(mode="json", exclude_none=True)
-    if config.data.root is not None:
-        kept["data"]["root"] = str(Path(config.data.root).absolute())
-    replace_file(out / CONFIGURATION, toml.dumps(kept).encode())
+    replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
     (out / "table.json").unlink(missing_ok=True)  # which says that the comparison is complete
     rows = _rows(config, out, onlooker, workers)
     table = tabulate(config, rows)

@@ -55,7 +55,7 @@ from .history import METRICS
 from .losses import Loss
 from .metrics import measurable
 from .params import FlatModel
-from .session import check_precision, check_target, find_device
+from .settings import check_precision, check_target, find_device
 from .shown import one_line, shown
 from .validate import suggest, whole_number
 
@@ -177,6 +177,13 @@ class Training(Strict):
         if self.precision == "tf32" and self.device == "cpu":
             raise whole("precision: must be left out or 'bf16' on a CPU, got 'tf32'")
         return self
+
+    def kept(self, **how: Any) -> dict[str, Any]:
+        """The configuration as a folder keeps it, to be read from anywhere."""
+        table = self.model_dump(mode="json", exclude_none=True, **how)
+        if self.data.root is not None:
+            table["data"]["root"] = str(Path(self.data.root).absolute())
+        return table
 
     def run(self, algorithm: Choice, selection: Choice, seed: int, **more: Any) -> fm.Result:
         """Build everything and train."""

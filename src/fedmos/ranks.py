@@ -63,8 +63,6 @@ class Ranks:
 
     def measured(self, cost: float, seconds: float) -> None:
         """Tell the others how fast this rank was, for the next assignment. What it changes is who, never what."""
-        if self.size == 1:
-            return
         mine = torch.tensor([cost / seconds if cost > 0 and seconds > 0 else 0.0], dtype=torch.float64)
         speeds = [float(v) for v in self.everyones(mine)]
         known = [v for v in speeds if v > 0]
@@ -76,8 +74,6 @@ class Ranks:
 
     def gather(self, mine: Mapping[int, Tensor], owner: Sequence[int], like: Tensor) -> list[Tensor]:
         """A tensor per piece of work, shaped as `like`, made by who owns it and known to all."""
-        if self.size == 1:
-            return [mine[number] for number in range(len(owner))]
         most = max(owner.count(rank) for rank in range(self.size))
         sent = torch.zeros((most, *like.shape), dtype=like.dtype, device=like.device)
         for place, number in enumerate(n for n in range(len(owner)) if owner[n] == self.rank):

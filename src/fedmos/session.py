@@ -21,44 +21,29 @@ from .checks import check_parts
 from .data.federated import FederatedData
 from .diagnostics import Diagnostics
 from .engine import Plan, choose_plan, override, resumed_plan
+from .engine.choosing import cohort_size
+from .engine.decay import Decay
+from .engine.declaration import check_declaration
 from .engine.fitness import check_fit, repeatable
 from .engine.memory import keep_memory
-from .engine.rounds import Decay, DivergenceError, Simulation, Steps, check_declaration
+from .engine.rounds import DivergenceError, Simulation, Steps
 from .engine.task import Moved, Task, on_device
-from .history import METRICS, Record, reached
+from .history import Record, reached
 from .losses import Loss, LossFunction
-from .metrics import measurable, target_rule
+from .metrics import measurable
 from .params import FlatModel
 from .precision import Precision, arithmetic
 from .ranks import Ranks, join
 from .result import Result
 from .selection.availability import Availability
 from .selection.selector import Selector
-from .shares import ceil_of
-from .shown import shown
+from .settings import check_kinds, check_precision, check_settings, check_target, find_device
 from .storage import RunFolder, Snapshot
 from .storage.checkpoint import Checkpoints
-from .storage.pace import Every, is_every
+from .storage.pace import Every
 from .system import System
-from .validate import (
-    LARGE,
-    LOCAL,
-    Rule,
-    boolean,
-    count,
-    non_negative,
-    none,
-    one_of,
-    positive,
-    require,
-    suggest,
-    whole_number,
-)
-from .validate import seed as seed_rule
 
 _log = logging.getLogger("fedmos")
-
-_DTYPES = (torch.float32, torch.float64)
 
 
 class Session:
@@ -96,9 +81,9 @@ class Session:
         moved: Moved | None = None,
     ) -> None:
         """As `fm.run`; `moved` remembers samples that other sessions have brought to the device."""
-        _check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
-        _check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
-        _check_settings(locals())
+        check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
+        check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
+        check_settings(locals())
         rounds, eval_every, seed, weight_decay = int(rounds), int(eval_every), int(seed), float(weight_decay)
         local_steps, local_epochs, batch_size = (
             None if v is None else int(v) for v in (local_steps, local_epochs, batch_size)
@@ -225,7 +210,7 @@ class Session:
         engine: str, task: Task, selection: Selector, system: System | None, rounds: int, earlier: Snapshot | None
     ) -> Plan:
         """How to compute: as the earlier part of the run did, else as asked or as measured."""
-        m = _cohort_size(selection, system, len(task.data))
+        m = cohort_size(selection, system, len(task.data))
         if earlier is not None:
             before = earlier.info
             asked = {"compiled": "batched"}.get(override(engine), override(engine))
@@ -349,17 +334,6 @@ class Session:
             self._folder.close()
 
 
-def _cohort_size(selection: Selector, system: System | None, N: int) -> int:
-    """How many clients a round has, as far as the selector says."""
-    if (m := getattr(selection, "m", None)) is not None:
-        size = ceil_of(1.0 if system is None else system.over_select, m)
-    elif (rate := getattr(selection, "rate", None)) is not None:
-        size = ceil_of(rate, N)
-    else:
-        size = max((len(cohort) for cohort in getattr(selection, "cohorts", ())), default=N)
-    return max(1, min(N, size))
-
-
 class _Function(Callback):
     """A plain function of a record as a callback."""
 
@@ -368,100 +342,6 @@ class _Function(Callback):
 
     def on_round(self, record: Record) -> None:
         self._function(record)
-
-
-_KINDS = {
-    "model": (nn.Module, "a torch.nn.Module"),
-    "data": (FederatedData, "a fedmos.FederatedData"),
-    "algorithm": (Algorithm, "a fedmos.Algorithm"),
-    "selection": (Selector, "a fedmos.Selector"),
-    "availability": (Availability, "a fedmos.Availability or None"),
-    "system": (System, "a fedmos.System or None"),
-}
-
-
-def _check_kinds(**given: Any) -> None:
-    for name, value in given.items():
-        kind, words = _KINDS[name]
-        if not isinstance(value, kind):
-            got = f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
-            raise ValueError(f"run: '{name}' must be {words}, got {got}")
-    if "algorithm" in given:
-        require(type(given["algorithm"]).__name__, "lr", getattr(given["algorithm"], "lr", None), positive)
-
-
-def _is_decay(v: Any) -> bool:
-    if isinstance(v, Mapping):
-        return all(whole_number.fault(key) is None and positive.test(factor) for key, factor in v.items())
-    return positive.test(v)
-
-
-_RULES = {
-    "rounds": count,
-    "local_steps": count.up_to(LOCAL) | none,
-    "local_epochs": count.up_to(LOCAL) | none,
-    "batch_size": count | none,
-    "lr_decay": Rule("> 0, or factors > 0 by round", _is_decay),
-    "weight_decay": non_negative.up_to(LARGE),
-    "clip": positive.up_to(LARGE) | none,
-    "eval_every": count,
-    "seed": seed_rule,
-    "dtype": one_of(*_DTYPES),
-    "precision": one_of("tf32", "bf16") | none,
-    "engine": one_of("auto", "loop", "batched"),
-    "resume": boolean,
-    "checkpoint_every": is_every,
-    "on_bad_update": one_of("stop", "drop"),
-    "callbacks": Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
-    "out": Rule("a path or None", lambda v: v is None or isinstance(v, str | os.PathLike)),
-}
-
-
-def _check_settings(given: Mapping[str, Any]) -> None:
-    for name, rule in _RULES.items():
-        require("run", name, given[name], rule)
-    for callback in given["callbacks"] or ():
-        if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
-            raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {shown(callback)}")
-    if (given["local_steps"] is None) == (given["local_epochs"] is None):
-        got = "both" if given["local_steps"] is not None else "neither"
-        raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
-    if given["out"] is None and (given["resume"] or given["checkpoint_every"] is not None):
-        raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
-
-
-def check_precision(precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
-    if precision is not None and dtype != torch.float32:
-        raise ValueError(f"run: 'precision' must be None where 'dtype' is {dtype}, got {precision!r}")
-    if precision == "tf32" and device.type != "cuda":
-        raise ValueError("run: 'precision' must be None or 'bf16' on a CPU, got 'tf32'")
-
-
-def find_device(device: str | torch.device) -> torch.device:
-    """The device of that name, if this machine has it."""
-    if isinstance(device, str) and device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        if not isinstance(device, str | torch.device):
-            raise TypeError
-        chosen = torch.device(device)
-        torch.zeros(1, device=chosen).item()  # which a "meta" device has not
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise ValueError(f"run: 'device' must be 'auto' or a device of this machine, got {shown(device)}") from error
-    return chosen
-
-
-def check_target(target: Mapping[str, float] | None, known: list[str]) -> Mapping[str, float]:
-    if target is None:
-        return {}
-    if not isinstance(target, Mapping):
-        raise ValueError(f"run: 'target' must map metrics to numbers, got {shown(target)}")
-    for metric, value in target.items():
-        if metric not in known:
-            hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), known)
-            raise ValueError(f"run: 'target' must name one of {', '.join(known)}, got {shown(metric)}{hint}")
-        require("run", f"target[{metric!r}]", value, target_rule(metric))
-    return {metric: float(value) for metric, value in target.items()}
 
 
 def _met(target: Mapping[str, float], record: Record) -> bool:

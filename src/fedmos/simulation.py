@@ -12,7 +12,7 @@ from torch import nn
 from .algorithm import Algorithm
 from .callbacks import Callback
 from .data.federated import FederatedData
-from .engine.rounds import Decay
+from .engine.decay import Decay
 from .history import Record
 from .losses import LossFunction
 from .precision import Precision

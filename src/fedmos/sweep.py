@@ -29,8 +29,7 @@ def sweep(config: SweepConfig, out: Path, say: Say = lambda line: None) -> dict[
     for values in _corners(config):
         _with(config, values).check()
     out.mkdir(parents=True, exist_ok=True)
-    kept = config.model_dump(mode="json", exclude_none=True)
-    replace_file(out / "sweep.toml", toml.dumps(kept).encode())
+    replace_file(out / "sweep.toml", toml.dumps(config.kept()).encode())
     settings = config.sweep
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -90,7 +89,7 @@ def _suggested(trial: Any, field: str, space: Any) -> Any:
 
 
 def _table(config: RunConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude_none=True, exclude={"out", "sweep"})
+    return config.kept(exclude={"out", "sweep"})
 
 
 def _with(config: SweepConfig, values: dict[str, Any]) -> RunConfig:

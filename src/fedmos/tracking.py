@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .result import Result
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """What trackers have in common: the numbers of a round. A subclass says where they go."""
 
     def on_round(self, record: Record) -> None:
@@ -33,14 +34,15 @@ class Tracker(Callback):
         self.describe({key: value for key, value in result.info.items() if value is not None})
         self.close()
 
+    @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Numbers of a round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def describe(self, info: Mapping[str, Any]) -> None:
         """What ran, in words and numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Nothing more will come."""
 

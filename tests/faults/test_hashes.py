@@ -14,7 +14,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-torch.set_num_threads(1)
+torch.set_num_threads(int(sys.argv[2]))
 sys.path.insert(0, sys.argv[1])
 import jobs
 for combination in jobs.COMBINATIONS:
@@ -26,16 +26,16 @@ for combination in jobs.COMBINATIONS:
 
 def test_surroundings_do_not_matter(tmp_path):
     surroundings = [
-        {"PYTHONHASHSEED": "0", "TZ": "UTC"},
-        {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu"},
-        {"PYTHONHASHSEED": "random", "TZ": "America/St_Johns", "LC_ALL": "C"},
+        (1, {"PYTHONHASHSEED": "0", "TZ": "UTC"}),
+        (1, {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu"}),
+        (2, {"PYTHONHASHSEED": "random", "TZ": "America/St_Johns", "LC_ALL": "C"}),
     ]
     hashes = set()
-    for number, changes in enumerate(surroundings):
+    for number, (threads, changes) in enumerate(surroundings):
         folder = tmp_path / f"a folder {number}"
         folder.mkdir()
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)],
+            [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(threads)],
             cwd=folder,
             env=os.environ | changes,
             capture_output=True,
@@ -45,7 +45,9 @@ def test_surroundings_do_not_matter(tmp_path):
         hashes.add(done.stdout)
     (common,) = hashes
     assert len(set(common.split())) == 3
-    print(f"\none hash for each combination over hash seeds, time zones, locales and folders: {common.split()}")
+    print(
+        f"\none hash for each combination over hash seeds, time zones, locales, folders and threads: {common.split()}"
+    )
 
 
 def test_ten_seeds_give_ten_hashes(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,8 @@ from ..metrics import client_losses
 from ..rng import Purpose, permute, stream
 from ..selection.availability import Always, Availability
 from ..selection.selector import REPORTS, Selector, View
+from ..shares import ceil_of
+from ..system import System
 from .task import Task
 from .work import Crew
 
@@ -254,3 +256,25 @@ def start_reports(task: Task, x: Tensor, ids: Tensor, names: Sequence[str]) -> V
     positions = [torch.arange(int(n)) for n in task.data.sizes[ids]]
     mean, squared = client_losses(task, x, ids, positions)
     return {name: {"start_loss": mean, "start_squared_loss": squared}[name] for name in wanted}
+
+
+def over_selecting(selector: Selector, system: System, N: int) -> Selector:
+    """The selector with a larger m."""
+    if system.over_select == 1:
+        return selector
+    m = getattr(selector, "m", None)
+    if m is None or not is_dataclass(selector):
+        raise ValueError(f"Cannot over-select with {type(selector).__name__} because it has no m; use over_select=1")
+    more: Selector = replace(selector, m=min(N, ceil_of(system.over_select, m)))
+    return more
+
+
+def cohort_size(selection: Selector, system: System | None, N: int) -> int:
+    """How many clients a round has, as far as the selector says."""
+    if (m := getattr(selection, "m", None)) is not None:
+        size = ceil_of(1.0 if system is None else system.over_select, m)
+    elif (rate := getattr(selection, "rate", None)) is not None:
+        size = ceil_of(rate, N)
+    else:
+        size = max((len(cohort) for cohort in getattr(selection, "cohorts", ())), default=N)
+    return max(1, min(N, size))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Generator
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithm import RULES, Algorithm, Context, Vectors
+from ..algorithm import Algorithm, Context, Vectors
 from ..cost import Wire, client_down, client_up
 from ..history import History, Record
 from ..metrics import Evaluator
@@ -23,15 +22,15 @@ from ..selection.selector import Selector
 from ..shares import ceil_of
 from ..storage.snapshot import Snapshot
 from ..system import Clock, System
-from .choosing import Choice, Chooser, Cohort, Memory, start_reports
+from .choosing import Choice, Chooser, Cohort, Memory, over_selecting, start_reports
 from .clients import ClientStore
+from .decay import Decay, decayed
+from .declaration import shapes
 from .local import Watch
 from .task import Task
 from .timing import Timing, Traffic
 from .visit import Blame, Errand, Read, Visit, Visitor
 from .work import Crew, Job, Plan, expect
-
-Decay = float | Mapping[int, float]
 
 
 class DivergenceError(RuntimeError):
@@ -92,7 +91,7 @@ class Simulation:
         given = self.algorithm.init(self.x)
         self.state: Vectors = {
             name: given.get(name, torch.zeros(shape, dtype=model.dtype, device=model.device))
-            for name, shape in _shapes(self.algorithm.server_state, model.size)
+            for name, shape in shapes(self.algorithm.server_state, model.size)
         }
         own = {name: given.get(name, torch.zeros_like(self.x)) for name in self.algorithm.client_state}
         share = (self.ranks.rank, self.ranks.size)
@@ -183,7 +182,7 @@ class Simulation:
             try:
                 x, new = algorithm.server(self.x, between, visit.sums, self._context(visit.kept))
             except Exception:
-                if self._careful or not self.on_bad_update == "drop":
+                if self._careful:
                     raise
                 return None  # perhaps because of what a client sent
             expect(algorithm, "server", new, self.state, some=True)
@@ -363,59 +362,3 @@ class Simulation:
 def _finite(*vectors: Tensor) -> Tensor:
     """(1,), float64: whether all of them are finite."""
     return torch.stack([v.isfinite().all() for v in vectors]).all().to(torch.float64)[None]
-
-
-def over_selecting(selector: Selector, system: System, N: int) -> Selector:
-    """The selector with a larger m."""
-    if system.over_select == 1:
-        return selector
-    m = getattr(selector, "m", None)
-    if m is None or not is_dataclass(selector):
-        raise ValueError(f"Cannot over-select with {type(selector).__name__} because it has no m; use over_select=1")
-    more: Selector = replace(selector, m=min(N, ceil_of(system.over_select, m)))
-    return more
-
-
-def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
-    """η_t: a factor per round, or factors that apply from round t ≥ key on."""
-    if isinstance(decay, Mapping):
-        factors = {int(key): float(factor) for key, factor in decay.items()}
-
-        def stepped(t: int) -> float:
-            value = lr
-            for key, factor in factors.items():
-                value *= factor if t >= key else 1.0
-            return value
-
-        return stepped
-
-    def each_round(t: int) -> float:
-        with np.errstate(over="ignore", under="ignore"):
-            return lr * float(np.float64(decay) ** t)
-
-    return each_round
-
-
-def check_declaration(algorithm: Algorithm) -> None:
-    """Refuse an algorithm whose declarations do not fit each other."""
-    owner = type(algorithm).__name__
-    for reduce, up in ((algorithm.reduce, algorithm.up), (algorithm.prepare_reduce, algorithm.prepare_up)):
-        for name, (upload, rule) in reduce.items():
-            if upload not in up:
-                raise ValueError(f"{owner}: the sum '{name}' must be of one of {', '.join(up)}, got {upload!r}")
-            if rule not in RULES:
-                raise ValueError(f"{owner}: the rule of sum '{name}' must be one of {', '.join(RULES)}, got {rule!r}")
-    for name in ("server_state", "client_state", "down", "up", "prepare_up"):
-        if isinstance(getattr(algorithm, name), str):
-            raise ValueError(f"{owner}: '{name}' must be a tuple of names, got {getattr(algorithm, name)!r}")
-    known = {name for name, _ in _shapes(algorithm.server_state, 0)}
-    if type(algorithm).broadcast is Algorithm.broadcast and not known >= set(algorithm.down) - {"x"}:
-        missing = ", ".join(sorted(set(algorithm.down) - {"x"} - known))
-        raise ValueError(f"{owner}: 'down' must name server state unless 'broadcast' makes it, got {missing}")
-    for name in algorithm.prepare_reduce:
-        if name not in known:
-            raise ValueError(f"{owner}: 'prepare_reduce' must name server state, got {name!r}")
-
-
-def _shapes(names: Any, size: int) -> list[tuple[str, tuple[int, ...]]]:
-    return [(n, (size,)) if isinstance(n, str) else (n[0], (n[1], size)) for n in names]

@@ -70,8 +70,8 @@ class Visitor:
     """Visits cohorts. Several ranks share the work; what each brings back is the same on all of them.
 
     Uploads are summed block by block, clients in ascending order within each, and then the blocks' sums in order. On a
-    CPU a block is an eighth of the cohort, whatever the engine and the number of ranks, on which the bits therefore do
-    not depend. On a GPU, which sums a chunk at once, it is a chunk, or a rank's share of the cohort.
+    CPU a block is an eighth of the cohort, rounded up, whatever the engine and the number of ranks, on which the bits
+    therefore do not depend. On a GPU, which sums a chunk at once, it is a chunk, or a rank's share of the cohort.
     """
 
     task: Task
@@ -207,9 +207,9 @@ class Visitor:
         here = [n for n, (_, home) in zip(places, ways, strict=True) if home == self.ranks.rank]
         own = {}
         for name in sorted({name for some in self.ranks.all_of(names) for name in some}):
-            rows = torch.cat([own[name] for _, own in states]) if states else ()
-            of = dict(zip(trained, rows, strict=True))
-            arrived = self.ranks.route(ways, {k: of[n] for k, n in enumerate(places) if n in of}, x)
+            rows = torch.cat([new[name] for _, new in states]) if states else ()
+            row_of = dict(zip(trained, rows, strict=True))
+            arrived = self.ranks.route(ways, {k: row_of[n] for k, n in enumerate(places) if n in row_of}, x)
             if here:
                 own[name] = torch.stack([v for _, v in sorted(arrived.items())])
         return ids[here], own

@@ -1,0 +1,29 @@
+"""Step sizes that change from round to round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+Decay = float | Mapping[int, float]
+
+
+def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
+    """η_t: a factor per round, or factors that apply from round t ≥ key on."""
+    if isinstance(decay, Mapping):
+        factors = {int(key): float(factor) for key, factor in decay.items()}
+
+        def stepped(t: int) -> float:
+            value = lr
+            for key, factor in factors.items():
+                value *= factor if t >= key else 1.0
+            return value
+
+        return stepped
+
+    def each_round(t: int) -> float:
+        with np.errstate(over="ignore", under="ignore"):
+            return lr * float(np.float64(decay) ** t)
+
+    return each_round
