@@ -12,7 +12,8 @@ except ModuleNotFoundError as error:
     ) from error
 
 from .client import client_app
+from .deployment import preload
 from .server import server_app
 from .settings import Deploy
 
-__all__ = ["Deploy", "client_app", "server_app"]
+__all__ = ["Deploy", "client_app", "preload", "server_app"]

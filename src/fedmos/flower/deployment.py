@@ -19,6 +19,7 @@ from ..data.federated import FederatedData, importance_of, offsets_of
 from ..engine.plan import override
 from ..losses import Loss
 from ..params import FlatModel
+from ..settings import check_kinds
 from ..shown import shown
 from ..simulation import run
 from .settings import Deploy, names_rule
@@ -45,6 +46,13 @@ class Deployment:
         if isinstance(given, Mapping):
             return cls._of_arguments(given)
         settings = given if isinstance(given, RunConfig) else load(RunConfig, Path(given))
+        text = settings.model_dump_json()
+        if text not in _MADE:
+            _MADE[text] = cls._of_settings(settings)
+        return _MADE[text]
+
+    @classmethod
+    def _of_settings(cls, settings: RunConfig) -> Deployment:
         if settings.diagnostics is not None:
             raise ValueError("Cannot measure diagnostics in a deployment because clients keep their data; simulate it")
         parts = settings.arguments(settings.algorithm, settings.selection, settings.seed, out=settings.out)
@@ -60,6 +68,7 @@ class Deployment:
         arguments = inspect.signature(run).bind(**{"data": OWN} | parts)
         arguments.apply_defaults()
         made = cls(arguments.arguments, deploy)
+        check_kinds(**{name: made.arguments[name] for name in ("model", "algorithm", "selection")})
         if made.data is None and deploy.clients is None:
             raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
         if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):
@@ -86,7 +95,7 @@ class Deployment:
     @property
     def engine(self) -> str:
         """How every client computes: not as fits its machine, for then their bits would differ."""
-        name = override(self.arguments["engine"])
+        name: str = self.arguments["engine"]
         return "loop" if name == "auto" else name
 
     def agreement(self, model: FlatModel) -> str:
@@ -99,7 +108,7 @@ class Deployment:
             Loss(self.arguments["loss"]).name,
             model.fingerprint(),
             list(self.names),
-            self.engine,
+            override(self.engine),
             self._first_state(model),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
@@ -112,6 +121,15 @@ class Deployment:
             if name in given:
                 digest.update(given[name].cpu().numpy().tobytes())
         return digest.hexdigest()
+
+
+_MADE: dict[str, Deployment] = {}
+"""What was made of configurations in this process."""
+
+
+def preload(config: Given) -> None:
+    """Make model and data of a configuration, for the processes that this one will be the parent of."""
+    Deployment.of(config)
 
 
 def client_part(data: FederatedData, i: int) -> FederatedData:

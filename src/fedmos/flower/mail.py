@@ -113,8 +113,8 @@ class Mail:
         return answers
 
     def look(self) -> None:
-        """See who is there, not too often."""
-        if monotonic() - self._looked >= _LOOK:
+        """See who is there; not too often, unless newcomers are about to say who they are."""
+        if monotonic() - self._looked >= _LOOK or self.roster.asking:
             self.roster.look()
             self._looked = monotonic()
 
@@ -155,6 +155,8 @@ class Mail:
             return f"it cannot be put together: {reply}"
         if reply.has_error():
             return why(reply)
+        if not reply.has_content():
+            return "it is empty"
         self.up += counted * wire.payload(reply.content)
         try:
             if reply.metadata.src_node_id != seat.node:
@@ -185,8 +187,8 @@ def pulled(grid: Grid, numbers: Sequence[str]) -> Iterator[tuple[str, Message | 
             yield number, error
             continue
         for reply in replies[:1]:
-            if reply.metadata.reply_to_message_id == number:
-                yield number, reply
+            mine = reply.metadata.reply_to_message_id == number
+            yield number, reply if mine else ValueError("it says that it replies to something else")
 
 
 def why(reply: Message) -> str | None:

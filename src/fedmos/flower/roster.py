@@ -51,6 +51,11 @@ class Roster:
         return self._seats.get(client)
 
     @property
+    def asking(self) -> bool:
+        """Whether somebody was asked who it is, and has not answered."""
+        return bool(self._asked)
+
+    @property
     def present(self) -> set[int]:
         return set(self._seats)
 
@@ -69,6 +74,8 @@ class Roster:
             seat = self._asked.pop(number)
             if isinstance(reply, Message):
                 self._hear(seat, reply)
+            else:
+                self._refuse(seat, f"its answer cannot be put together: {reply}")
         self._seats = self._seated()
 
     def _hear(self, seat: Seat, reply: Message) -> None:
@@ -77,6 +84,8 @@ class Roster:
                 self._refuse(seat, lasting)
             return  # else it will be asked again
         try:
+            if not reply.has_content():
+                raise wire.RefusedError("its answer is empty")
             self._told[seat] = self._client(reply.content)
         except wire.RefusedError as error:
             self._refuse(seat, str(error))
