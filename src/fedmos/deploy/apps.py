@@ -1,0 +1,155 @@
+"""Runs server and client apps for a SuperLink or SuperNode in Flower's process isolation, without their start-up time.
+
+Flower's SuperExec starts a new Python for every message to a client, which imports PyTorch each time. This is the same
+SuperExec, but its executor forks itself, with everything imported: an app starts in milliseconds, is a process of its
+own as before, and ends with us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import torch
+from flwr.common.constant import SubStatus
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+from flwr.supercore.auth import load_superexec_auth_secret
+from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import exit_handler
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult
+from flwr.superlink.cli import flwr_serverapp
+from flwr.supernode.cli import flwr_clientapp
+
+import fedmos.config
+import fedmos.flower
+
+from .tether import tie
+
+log = logging.getLogger("fedmos")
+
+_APPS: dict[TaskType, Callable[[], None]] = {
+    TaskType.CLIENT_APP: flwr_clientapp,
+    TaskType.SERVER_APP: flwr_serverapp,
+}
+_PRELOADED = (torch, fedmos.config, fedmos.flower)
+
+
+class ForkingExecutor:
+    """An executor of Flower's kind that forks itself for every task."""
+
+    def __init__(self) -> None:
+        self._servers: dict[int, ExecutionSpec] = {}
+
+    def get_eligible_capacity(
+        self,
+        supported_task_types: set[TaskType],
+        *,
+        insecure: bool = False,
+        root_certificates_path: str | None = None,
+    ) -> tuple[set[TaskType], set[str]]:
+        return supported_task_types & set(_APPS), set()
+
+    def wait_for_capacity(
+        self,
+        task_type: TaskType | None = None,
+        *,
+        fab_hash: str | None = None,
+        insecure: bool = False,
+        root_certificates_path: str | None = None,
+    ) -> None:
+        return
+
+    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+        sys.stdout.flush()
+        if (process := os.fork()) == 0:
+            _become(spec)
+        if spec.task_type is TaskType.SERVER_APP:
+            self._servers[process] = spec
+        return LaunchResult.accepted()
+
+    def reconcile(self) -> None:
+        """Take note of apps that have ended. A server's that was killed is reported; Flower would wait a minute."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                process, status = ended
+                spec = self._servers.pop(process, None)
+                if spec is not None and os.WIFSIGNALED(status):
+                    _report(spec, f"The server app was ended by {signal.Signals(os.WTERMSIG(status)).name}.")
+
+    def close(self) -> None:
+        return
+
+
+def _become(spec: ExecutionSpec) -> None:
+    """Be the app of a task, and end with it."""
+    code = 1
+    try:
+        tie()
+        exit_handler.registered_exit_handlers.clear()  # they are the executor's, and would close its connections
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        trust = ["--insecure"] if spec.insecure else []
+        if spec.root_certificates_path is not None:
+            trust = ["--root-certificates", spec.root_certificates_path]
+        sys.argv = [str(spec.task_type), "--runtime-api-address", spec.runtime_api_address, "--token", spec.token]
+        sys.argv += [*trust, "--parent-pid", str(os.getppid())]
+        _APPS[spec.task_type]()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _report(spec: ExecutionSpec, reason: str) -> None:
+    """Tell the SuperLink that a task has failed."""
+    client = RuntimeHttpClient.from_server_address(
+        server_address=spec.runtime_api_address,
+        insecure=spec.insecure,
+        root_certificates=spec.root_certificates_path,
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"),
+            RuntimeTokenHttpInterceptor(spec.token),
+        ],
+    )
+    try:
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=reason))
+    except httpx.HTTPError as error:
+        log.warning("%s The SuperLink could not be told: %s", reason, error)
+    finally:
+        client.close()
+
+
+def _executor(*choice: object, **options: object) -> Executor:
+    return ForkingExecutor()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="fedmos deploy apps", description=__doc__, allow_abbrev=False)
+    parser.add_argument("address", help="where the SuperLink or SuperNode listens, e.g. 127.0.0.1:9094")
+    parser.add_argument("--root-certificates", metavar="CA.PEM", help="to trust it; without it, no TLS is used")
+    parser.add_argument("--secret", type=Path, required=True, help="the file given as --superexec-auth-secret-file")
+    given = parser.parse_args()
+    run_superexec.get_executor = _executor
+    run_superexec.run_superexec(
+        runtime_api_address=given.address,
+        insecure=given.root_certificates is None,
+        root_certificates_path=given.root_certificates,
+        superexec_auth_secret=load_superexec_auth_secret(str(given.secret)),
+    )
+
+
+if __name__ == "__main__":
+    main()
