@@ -14,15 +14,19 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from time import monotonic, sleep
 
 import httpx
-import torch
+import torch._dynamo
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushTaskOutputRequest
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import exit_handler
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
@@ -41,7 +45,9 @@ _APPS: dict[TaskType, Callable[[], None]] = {
     TaskType.CLIENT_APP: flwr_clientapp,
     TaskType.SERVER_APP: flwr_serverapp,
 }
-_PRELOADED = (torch, fedmos.config, fedmos.flower)
+_PAUSE, _PATIENCE = 0.05, 10.0
+_PRELOADED = (torch._dynamo, fedmos.config, fedmos.flower)
+"""What apps need that takes seconds to import; torch.func imports the first when it is first used."""
 
 
 class ForkingExecutor:
@@ -132,6 +138,27 @@ def _report(spec: ExecutionSpec, reason: str) -> None:
         client.close()
 
 
+class PatientClient(RuntimeHttpClient):
+    """An app's connection to its SuperNode, which may hand out a task a moment before the message that it is about."""
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        deadline = monotonic() + _PATIENCE
+        while not (response := super().PullMessages(request)).messages_list and monotonic() < deadline:
+            sleep(_PAUSE)
+        return response
+
+
+def shorten_pauses() -> None:
+    """Ask again soon for a part of a message that is still on its way; Flower waits 1 s, then 2 s, and so on."""
+    soon = {"initial_backoff": _PAUSE, "backoff_cap": 1.0}
+    client, grid = (
+        import_module(f"flwr.{name}") for name in ("supernode.runtime.run_clientapp", "superlink.grid.http_grid")
+    )
+    client.pull_and_inflate_object_from_tree = partial(pull_and_inflate_object_from_tree, **soon)
+    client.RuntimeHttpClient = PatientClient
+    grid.pull_objects = partial(pull_objects, **soon)
+
+
 def _executor(*choice: object, **options: object) -> Executor:
     return ForkingExecutor()
 
@@ -142,6 +169,7 @@ def main() -> None:
     parser.add_argument("--root-certificates", metavar="CA.PEM", help="to trust it; without it, no TLS is used")
     parser.add_argument("--secret", type=Path, required=True, help="the file given as --superexec-auth-secret-file")
     given = parser.parse_args()
+    shorten_pauses()
     run_superexec.get_executor = _executor
     run_superexec.run_superexec(
         runtime_api_address=given.address,

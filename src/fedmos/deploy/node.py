@@ -2,9 +2,10 @@
 
     python node.py --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
 
-Flower's SuperNode asks for messages every 3 s and for its app's reply every 0.5 s; neither can be set. And a SuperNode
-that was killed is taken to be online for another minute, during which its successor, which has the same key, is turned
-away. So this one keeps in FILE the number that it is signed on under, and first signs that off.
+Flower's SuperNode asks for messages every 3 s, for its app's reply every 0.5 s, and for a part of a message that has not
+arrived after 1 s, 2 s and so on; none of it can be set. And a SuperNode that was killed is taken to be online for another
+minute, during which its successor, which has the same key, is turned away. So this one keeps in FILE the number that it
+is signed on under, and first signs that off.
 
 Run as a file, so that a SuperNode does not hold fedmos and PyTorch in memory.
 """
@@ -15,11 +16,13 @@ import argparse
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, DeactivateNodeRequest
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -59,6 +62,9 @@ def main() -> None:
     parser.add_argument("--memory", type=Path)
     own, flower = parser.parse_known_args()
     start_client_internal.time = BriefPauses(own.poll)  # type: ignore[attr-defined]
+    start_client_internal.pull_objects = partial(  # type: ignore[attr-defined]
+        pull_objects, initial_backoff=own.poll, backoff_cap=max(own.poll, 1.0)
+    )
     if own.memory is not None:
         own.memory.parent.mkdir(parents=True, exist_ok=True)
         fleet_http_connection.FleetHttpClient = returning(own.memory)  # type: ignore[attr-defined]
