@@ -2,10 +2,10 @@
 
     python node.py --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
 
-Flower's SuperNode asks for messages every 3 s, for its app's reply every 0.5 s, and for a part of a message that has not
-arrived after 1 s, 2 s and so on; none of it can be set. And a SuperNode that was killed is taken to be online for another
-minute, during which its successor, which has the same key, is turned away. So this one keeps in FILE the number that it
-is signed on under, and first signs that off.
+Flower's SuperNode asks for messages every 3 s, for its app's reply every 0.5 s, and for a part of a message that has
+not arrived after 1 s, 2 s and so on; none of it can be set. And a SuperNode that was killed is taken to be online for
+another minute, during which its successor, which has the same key, is turned away. So this one keeps in FILE the number
+that it is signed on under, and first signs that off.
 
 Run as a file, so that a SuperNode does not hold fedmos and PyTorch in memory.
 """
