@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError, model_validator
@@ -58,6 +58,9 @@ from .params import FlatModel
 from .settings import check_precision, check_target, find_device
 from .shown import one_line, shown
 from .validate import suggest, whole_number
+
+if TYPE_CHECKING:
+    from .flower.settings import Deploy
 
 __all__ = ["Choice", "CompareConfig", "ConfigError", "Method", "RunConfig", "SweepConfig", "build", "load", "parse"]
 
@@ -141,6 +144,23 @@ class SystemConfig(Strict):
                 fields[name] = build(f"system.{name}", fields[name], catalogue.profiles())
         with located("system"):
             return fm.System(**fields)
+
+
+class DeployConfig(Strict):
+    """What a deployment needs beside the run; a simulation leaves it aside. See `fedmos.flower.Deploy`."""
+
+    clients: Annotated[list[Name], several] | None = None
+    wait: Positive = 120.0
+    rejoin: Positive = 60.0
+    poll: Positive = 0.1
+    norm_bound: Positive | None = None
+    train_metrics: Flag = False
+
+    def make(self) -> Deploy:
+        from .flower.settings import Deploy
+
+        with located("deploy"):
+            return Deploy(**{name: getattr(self, name) for name in DeployConfig.model_fields})
 
 
 class Training(Strict):
@@ -237,6 +257,7 @@ class RunConfig(Training):
     out: Folder | None = None
     checkpoint_every: Every = None
     """So many rounds, or a time such as "30s" or "5min"."""
+    deploy: DeployConfig | None = None
 
     def check(self) -> None:
         """Build everything, and see that it fits together, without training."""

@@ -42,18 +42,25 @@ class Evaluator:
     that are right, padding apart.
     """
 
-    def __init__(self, tasks: Sequence[Task], vectorised: bool = False, ranks: Ranks | None = None) -> None:
-        """One task per model; of several tasks, samples and test set must be the same tensors."""
+    def __init__(
+        self, tasks: Sequence[Task], vectorised: bool = False, ranks: Ranks | None = None, train: bool = True
+    ) -> None:
+        """One task per model; of several tasks, samples and test set must be the same tensors.
+
+        Without `train`, on the test set alone.
+        """
         self._ranks = ranks or Ranks()
         self._task = task = tasks[0]
         self._samples, self._weight = _pooled([t.data for t in tasks])
+        if not train:
+            self._samples, self._weight = self._samples[:0], self._weight[:, :0]
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
         # A single model is evaluated as it is on a CPU, and by the kernels of a cohort on a GPU.
         self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
         compiled = task.compiled and self._graphs is not None
         self._each: Callable[..., Tensor] = Compiled(self._scores) if compiled else self._scores
         self._at_once: int | None = None
-        self.names = measurable(task)
+        self.names = [name for name in measurable(task) if train or not name.startswith("train_")]
 
     @classmethod
     def of_all(cls, tasks: Sequence[Task]) -> Evaluator | None:
@@ -81,7 +88,8 @@ class Evaluator:
             mine = [n for n, rank in enumerate(owner) if rank == self._ranks.rank]
             like = parts.new_empty((len(xs), len(self.names) // (2 if tests else 1)))
             parts = torch.stack(self._ranks.gather(dict(zip(mine, parts, strict=True)), owner, like))
-        return torch.cat([some.sum(0) for some in (parts[:train], parts[train:]) if len(some)], dim=1)
+        found = [some.sum(0) for some in (parts[:train], parts[train:]) if len(some)]
+        return torch.cat(found, dim=1) if found else parts.new_empty((len(xs), 0))
 
     def _divided(self, n: int) -> int:
         """Into how many parts n samples are divided."""
@@ -94,7 +102,7 @@ class Evaluator:
         """
         data, device = self._task.data, xs.device
         with evaluation(self._task), torch.no_grad():
-            sums = self._sums(xs, data.x, data.y, self._samples, self._weight)
+            sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if len(self._samples) else []
             if data.test is not None:
                 n = len(data.test[1])
                 weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=device)

@@ -20,14 +20,15 @@ from .callbacks import Callback, Progress
 from .checks import check_parts
 from .data.federated import FederatedData
 from .diagnostics import Diagnostics
-from .engine import Plan, choose_plan, override, resumed_plan
 from .engine.choosing import cohort_size
 from .engine.decay import Decay
 from .engine.declaration import check_declaration
 from .engine.fitness import check_fit, repeatable
 from .engine.memory import keep_memory
+from .engine.plan import choose_plan, override, resumed_plan
 from .engine.rounds import DivergenceError, Simulation, Steps
 from .engine.task import Moved, Task, on_device
+from .engine.work import Crew, Plan
 from .history import Record, reached
 from .losses import Loss, LossFunction
 from .metrics import measurable
@@ -79,8 +80,10 @@ class Session:
         on_bad_update: Any,
         callbacks: Sequence[Callback | Callable[[Record], Any]],
         moved: Moved | None = None,
+        hire: Callable[[Task, Algorithm, Plan], Crew] = Crew,
     ) -> None:
-        """As `fm.run`; `moved` remembers samples that other sessions have brought to the device."""
+        """As `fm.run`; `moved` remembers samples that other sessions have brought to the device, and `hire` finds who
+        does the clients' part."""
         check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
         check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
         check_settings(locals())
@@ -179,6 +182,7 @@ class Session:
                 system=system,
                 scratch=None if self._folder is None else self._folder.path,
                 ranks=ranks,
+                hire=hire,
             )
             if earlier is not None:
                 self.simulation.restore(earlier)

@@ -13,10 +13,10 @@ from torch.func import grad, vmap
 from ..algorithm import Algorithm
 from ..algorithms import FedAvg
 from ..data.federated import FederatedData
-from ..engine import choose_plan
 from ..engine.choosing import Cohort
 from ..engine.fitness import check_fit
 from ..engine.gradients import LocalGradient
+from ..engine.plan import choose_plan
 from ..engine.rounds import Simulation
 from ..engine.task import Task, on_device
 from ..losses import Loss, LossFunction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import NamedTuple
 
@@ -10,14 +9,12 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
-from ..metrics import client_losses
-from ..rng import Purpose, permute, stream
 from ..selection.availability import Always, Availability
 from ..selection.selector import REPORTS, Selector, View
 from ..shares import ceil_of
 from ..system import System
 from .task import Task
-from .work import Crew
+from .work import Crew, Silent
 
 
 class Cohort(NamedTuple):
@@ -111,13 +108,21 @@ class Chooser:
         return self._draw(t, x)
 
     def _draw(self, t: int, x: Tensor) -> Choice:
+        silent = torch.empty(0, dtype=torch.int64)
+        while True:  # who does not answer is as if not available
+            try:
+                return self._drawn(t, x, silent)
+            except Silent as error:
+                silent = torch.cat([silent, error.ids]).unique()
+
+    def _drawn(self, t: int, x: Tensor, silent: Tensor) -> Choice:
         choice = Choice(
             cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)),
             available=len(self._task.data),
             state={name: v.clone() for name, v in self.memory.state.items()},
             holding=torch.empty(0, dtype=torch.int64),
         )
-        view = self._view(t, x, choice)
+        view = self._view(t, x, choice, silent)
         if choice.available == 0:
             return choice
         drawn, given = self.selector.select(view)
@@ -174,12 +179,16 @@ class Chooser:
             durations=kept["durations"],
         )
 
-    def _view(self, t: int, x: Tensor, choice: Choice) -> View:
+    def _view(self, t: int, x: Tensor, choice: Choice, silent: Tensor) -> View:
         data = self._task.data
         present: Tensor | None = None
         p, n, memo = data.importance, data.sizes, self._memo
-        if self._availability is not None:
-            present = self._availability.available(self._task.seed, t, len(data)).nonzero().flatten()
+        if self._availability is not None or len(silent):
+            there = torch.ones(len(data), dtype=torch.bool)
+            if self._availability is not None:
+                there = self._availability.available(self._task.seed, t, len(data)).clone()
+            there[silent] = False
+            present = there.nonzero().flatten()
             choice.available = len(present)
             p, n, memo = data.importance[present], n[present], {}
             p = p / p.sum() if p.sum() > 0 else torch.full_like(p, 1 / max(1, len(p)))
@@ -206,29 +215,17 @@ class Chooser:
         return view
 
     def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, choice: Choice) -> Tensor:
-        task = self._task
-        sizes = task.data.sizes[ids]
-        B = task.batch_size
-        if batch and B is not None:
-            key = stream(task.seed, t, ids, Purpose.PROBE)
-            order = permute(key, sizes, int(sizes.max()))[:, : min(B, int(sizes.max()))]
-            sizes = sizes.clamp(max=B)
-            positions = [order[row, : int(size)] for row, size in enumerate(sizes)]
-        else:
-            positions = [torch.arange(int(size)) for size in sizes]
-        losses, _ = client_losses(task, x, ids, positions)
+        losses = as_sent(self._crew.losses(x, t, ids, batch), x)
+        sizes, B = self._task.data.sizes[ids], self._task.batch_size
         choice.numbers_up += len(ids)
-        self._count(choice, ids, sizes, gradients=False)
+        self._count(choice, ids, sizes if B is None or not batch else sizes.clamp(max=B), gradients=False)
         return losses
 
     def _gradients(self, x: Tensor, t: int, ids: Tensor, choice: Choice) -> Tensor:
-        rows = []
-        for chunk in self._crew.chunks(ids):
-            grad = self._crew.gradient(chunk, t)
-            rows.append(grad.unrows(grad.full(grad.start(x)), len(chunk)))
+        rows = self._crew.gradients(x, t, ids)
         choice.vectors_up += len(ids)
         self._count(choice, ids, self._task.data.sizes[ids], gradients=True)
-        return torch.cat(rows)
+        return rows
 
     @staticmethod
     def _count(choice: Choice, ids: Tensor, samples: Tensor, gradients: bool) -> None:
@@ -248,14 +245,9 @@ def _global(view: View, ids: Tensor) -> Tensor:
     return ids if view.ids is None else view.ids[ids]
 
 
-def start_reports(task: Task, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
-    """The reports that speak of a client's data at the model it received."""
-    wanted = [name for name in names if name != "loss"]
-    if not wanted or not len(ids):
-        return {}
-    positions = [torch.arange(int(n)) for n in task.data.sizes[ids]]
-    mean, squared = client_losses(task, x, ids, positions)
-    return {name: {"start_loss": mean, "start_squared_loss": squared}[name] for name in wanted}
+def as_sent(numbers: Tensor, x: Tensor) -> Tensor:
+    """What arrives of numbers that clients send: they travel in the run's dtype, that of x."""
+    return numbers.to(x.dtype).to(torch.float64)
 
 
 def over_selecting(selector: Selector, system: System, N: int) -> Selector:

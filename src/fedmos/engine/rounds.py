@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -14,7 +14,6 @@ from torch import Tensor
 from ..algorithm import Algorithm, Context, Vectors
 from ..cost import Wire, client_down, client_up
 from ..history import History, Record
-from ..metrics import Evaluator
 from ..ranks import Ranks
 from ..result import Result
 from ..selection.availability import Availability
@@ -22,7 +21,7 @@ from ..selection.selector import Selector
 from ..shares import ceil_of
 from ..storage.snapshot import Snapshot
 from ..system import Clock, System
-from .choosing import Choice, Chooser, Cohort, Memory, over_selecting, start_reports
+from .choosing import Choice, Chooser, Cohort, Memory, as_sent, over_selecting
 from .clients import ClientStore
 from .decay import Decay, decayed
 from .declaration import shapes
@@ -82,6 +81,8 @@ class Simulation:
     scratch: Path | None = None
     """Where client state goes that is too large for memory; None for the system's temporary folder."""
     ranks: Ranks = field(default_factory=Ranks)
+    hire: Callable[[Task, Algorithm, Plan], Crew] = Crew
+    """Finds who does the clients' part."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -93,24 +94,27 @@ class Simulation:
             name: given.get(name, torch.zeros(shape, dtype=model.dtype, device=model.device))
             for name, shape in shapes(self.algorithm.server_state, model.size)
         }
-        own = {name: given.get(name, torch.zeros_like(self.x)) for name in self.algorithm.client_state}
+        self.crew = self.hire(self.task, self.algorithm, self.plan)
+        remote = self.crew.remote
+        own = {} if remote else {n: given.get(n, torch.zeros_like(self.x)) for n in self.algorithm.client_state}
         share = (self.ranks.rank, self.ranks.size)
-        self.clients = ClientStore(self.algorithm.client_state, own, len(data), self.scratch, share=share)
-        self.evaluator = Evaluator([self.task], vectorised=self.plan.engine == "batched", ranks=self.ranks)
+        self.clients = ClientStore(list(own), own, len(data), self.scratch, share=share)
+        self.evaluator = self.crew.evaluator(self.ranks)
         self.wire = Wire(model.size, model.dtype)
-        self.clock = None if self.system is None else Clock(self.system, len(data), self.task.seed)
+        self.clock = None if self.system is None or remote else Clock(self.system, len(data), self.task.seed)
         self.m = getattr(self.selector, "m", None)
         """The cohort size asked for, before over-selection."""
         chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
-        self.crew = Crew(self.task, self.algorithm, self.plan)
         self.chooser = Chooser(self.task, self.crew, chosen, self.availability, self.clients.last)
         self.visitor = Visitor(
             task=self.task, algorithm=self.algorithm, crew=self.crew, clients=self.clients, ranks=self.ranks
         )
         self._lr = decayed(self.algorithm.lr, self.lr_decay)
         self._step_size: tuple[float, Tensor] | None = None
-        self._careful = False
+        self._careful = remote
         """Whether every chunk's updates are looked at before they are summed, as once some have not been finite."""
+        self._forgiving = remote or self.on_bad_update == "drop"
+        """Whether what is not finite is left out; otherwise the run stops at it."""
 
     @torch.no_grad()
     def drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
@@ -220,23 +224,24 @@ class Simulation:
 
     def _facts(self, choice: Choice, timing: Timing, abandoned: bool) -> dict[str, Any]:
         """What a record says beside the metrics."""
+        down, up = self.crew.traffic() or (self._bytes_down(choice), self._bytes_up(choice))
         return {
             "round": self.t + 1,
             "cohort": choice.cohort.ids.tolist(),
             "weights": choice.cohort.weights.tolist(),
-            "bytes_down": self._bytes_down(choice),
-            "bytes_up": self._bytes_up(choice),
+            "bytes_down": down,
+            "bytes_up": up,
             "available": choice.available,
             "short": choice.available < (self.m or 1),
             "probed": choice.samples + self._evaluated(choice.cohort),
-            "late": timing.late,
+            "late": timing.late + self.crew.late(),
             "abandoned": abandoned,
             "clock": None if self.clock is None else self.clock.now + timing.duration(),
         }
 
     def _sound(self, finite: bool) -> bool:
         """Whether the server's new model and state are finite. Stops the run if it is not, if so told."""
-        if not finite and self.on_bad_update == "stop":
+        if not finite and not self._forgiving:
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
 
@@ -251,12 +256,14 @@ class Simulation:
             msg={},
             timing=timing,
             careful=self._careful,
-            forgiving=self.on_bad_update == "drop",
+            forgiving=self._forgiving,
         )
         prepared = None
         try:
             if algorithm.prepares(self.t):
                 prepared = yield from self.visitor.visit(cohort, errand)
+                if len(prepared.kept.ids) < self._quorum(cohort):
+                    return state, prepared
                 state = state | prepared.sums
             msg = algorithm.broadcast(self.x, state, errand.ctx)
             expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
@@ -298,7 +305,8 @@ class Simulation:
         """What those who took part report to the selector."""
         names = self.chooser.selector.reports
         training = {"loss": losses} if "loss" in names else {}
-        return training | start_reports(self.task, self.x, kept, names)
+        at_start = self.crew.reports(self.x, kept, names)
+        return training | {name: as_sent(v, self.x) for name, v in at_start.items()}
 
     def _bytes_down(self, choice: Choice) -> int:
         """x goes once to everyone asked or chosen, the rest of the message to those chosen."""

@@ -39,7 +39,7 @@ class Task:
         """The streams of clients `ids` (on the run's device) in round t."""
         if self.origin is None:
             return stream(self.seed, t, ids, purpose, ids.device)
-        seeds, numbers = self.origin
+        seeds, numbers = (v.to(ids.device) for v in self.origin)
         return stream(seeds[ids], t, numbers[ids], purpose, ids.device)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Vectors
+from ..metrics import Evaluator, client_losses
+from ..ranks import Ranks
+from ..rng import Purpose, permute
 from .batched import Batched
 from .batches import Chunk
 from .gradients import Call, LocalGradient, samples_taken
@@ -103,8 +106,20 @@ class Outputs(NamedTuple):
     report: Tensor
 
 
+class Silent(Exception):
+    """Clients that were asked something have not answered."""
+
+    def __init__(self, ids: Tensor) -> None:
+        super().__init__(ids)
+        self.ids = ids
+
+
 class Crew:
-    """Does jobs as a plan says."""
+    """Does all that clients do, as a plan says: jobs, answers to a selector's questions, reports, evaluation."""
+
+    remote = False
+    """Whether clients are elsewhere. Then they keep their own state; who fails to answer, or answers what cannot be
+    used, is marked as not finite in the report of a job, and left out of the round."""
 
     def __init__(self, task: Task, algorithm: Algorithm, plan: Plan) -> None:
         self.task, self.algorithm, self.plan = task, algorithm, plan
@@ -126,6 +141,48 @@ class Crew:
     def gradient(self, ids: Tensor, t: int) -> LocalGradient:
         """The gradient object of one chunk, to be used as it is."""
         return self._kind(self.task, Chunk.of(self.task, ids), t)
+
+    def losses(self, x: Tensor, t: int, ids: Tensor, batch: bool) -> Tensor:
+        """(M,), float64: each client's mean loss at x, on all its data or on one random batch.
+
+        Like `gradients`, raises Silent if some do not answer, which clients at hand always do.
+        """
+        sizes, B = self.task.data.sizes[ids], self.task.batch_size
+        if batch and B is not None:
+            key = self.task.stream(t, ids, Purpose.PROBE)
+            order = permute(key, sizes, int(sizes.max()))[:, : min(B, int(sizes.max()))]
+            positions = [order[row, : int(size)] for row, size in enumerate(sizes.clamp(max=B))]
+        else:
+            positions = [torch.arange(int(size)) for size in sizes]
+        return client_losses(self.task, x, ids, positions)[0]
+
+    def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
+        """(M, D): ∇f_i(x)."""
+        rows = []
+        for chunk in self.chunks(ids):
+            grad = self.gradient(chunk, t)
+            rows.append(grad.unrows(grad.full(grad.start(x)), len(chunk)))
+        return torch.cat(rows)
+
+    def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
+        """The reports that speak of a client's data at the model it received, (M,) each, float64."""
+        wanted = [name for name in names if name != "loss"]
+        if not wanted or not len(ids):
+            return {}
+        positions = [torch.arange(int(n)) for n in self.task.data.sizes[ids]]
+        mean, squared = client_losses(self.task, x, ids, positions)
+        return {name: {"start_loss": mean, "start_squared_loss": squared}[name] for name in wanted}
+
+    def traffic(self) -> tuple[int, int] | None:
+        """Bytes of vectors and numbers that went down and up since this was last asked; None where nothing travels."""
+        return None
+
+    def late(self) -> list[int]:
+        """Of the clients of the last job, those who did not answer in time, apart from a simulated clock."""
+        return []
+
+    def evaluator(self, ranks: Ranks) -> Evaluator:
+        return Evaluator([self.task], vectorised=self.plan.engine == "batched", ranks=ranks)
 
     @torch.no_grad()
     def do(self, job: Job, watch: Watch | None = None) -> Done:

@@ -1,0 +1,168 @@
+"""What server and clients make of the same configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..config import RunConfig, load
+from ..data.federated import FederatedData, importance_of, offsets_of
+from ..engine.plan import override
+from ..losses import Loss
+from ..params import FlatModel
+from ..settings import check_kinds
+from ..shown import shown
+from ..simulation import run
+from .settings import Deploy, names_rule
+
+Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
+"""The path of a configuration, a configuration that was read, or a mapping of `fm.run`'s arguments and "deploy"."""
+
+OWN = inspect.Parameter.empty
+"""In place of data that only the clients have."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A run's arguments, and how it is deployed."""
+
+    arguments: Mapping[str, Any]
+    """All of `fm.run`'s."""
+    deploy: Deploy
+    config: Mapping[str, Any] | None = None
+    """The configuration to keep in the run's folder, where there is one."""
+
+    @classmethod
+    def of(cls, given: Given) -> Deployment:
+        if isinstance(given, Mapping):
+            return cls._of_arguments(given)
+        settings = given if isinstance(given, RunConfig) else load(RunConfig, Path(given))
+        text = settings.model_dump_json()
+        if text not in _MADE:
+            _MADE[text] = cls._of_settings(settings)
+        return _MADE[text]
+
+    @classmethod
+    def _of_settings(cls, settings: RunConfig) -> Deployment:
+        if settings.diagnostics is not None:
+            raise ValueError("Cannot measure diagnostics in a deployment because clients keep their data; simulate it")
+        parts = settings.arguments(settings.algorithm, settings.selection, settings.seed, out=settings.out)
+        made = cls._of_arguments(parts | {"deploy": settings.deploy.make() if settings.deploy else Deploy()})
+        return replace(made, config=settings.kept(exclude={"out"}))
+
+    @classmethod
+    def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
+        parts = dict(given)
+        deploy = parts.pop("deploy", Deploy())
+        if not isinstance(deploy, Deploy):
+            raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {shown(deploy)}")
+        arguments = inspect.signature(run).bind(**{"data": OWN} | parts)
+        arguments.apply_defaults()
+        made = cls(arguments.arguments, deploy)
+        check_kinds(**{name: made.arguments[name] for name in ("model", "algorithm", "selection")})
+        if made.data is None and deploy.clients is None:
+            raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
+        if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):
+            raise ValueError(
+                f"Deploy: 'clients' must be a name for each of {len(made.data)} clients, got {len(deploy.clients)}"
+            )
+        return made
+
+    @property
+    def data(self) -> FederatedData | None:
+        """The federation, where the configuration describes it; None where only the clients have it."""
+        found = self.arguments["data"]
+        return None if found is OWN else found
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What clients are called, in order."""
+        if self.deploy.clients is not None:
+            return self.deploy.clients
+        assert self.data is not None
+        given = self.data.names
+        return given if given and names_rule.test(given) else [str(i) for i in range(len(self.data))]
+
+    @property
+    def engine(self) -> str:
+        """How every client computes: not as fits its machine, for then their bits would differ."""
+        name: str = self.arguments["engine"]
+        return "loop" if name == "auto" else name
+
+    def agreement(self, model: FlatModel) -> str:
+        """A hash of what a client must have in common with the server."""
+        same = ("local_steps", "local_epochs", "batch_size", "weight_decay", "clip", "seed", "dtype", "precision")
+        parts = (
+            __version__,
+            repr(self.arguments["algorithm"]),
+            [repr(self.arguments[name]) for name in same],
+            Loss(self.arguments["loss"]).name,
+            model.fingerprint(),
+            list(self.names),
+            override(self.engine),
+            self._first_state(model),
+        )
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def _first_state(self, model: FlatModel) -> str:
+        """What clients start from that is not zero, hashed."""
+        algorithm, digest = self.arguments["algorithm"], hashlib.sha256()
+        given = algorithm.init(model.initial())
+        for name in algorithm.client_state:
+            if name in given:
+                digest.update(given[name].cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+
+_MADE: dict[str, Deployment] = {}
+"""What was made of configurations in this process."""
+
+
+def preload(config: Given) -> None:
+    """Make model and data of a configuration, for the processes that this one will be the parent of."""
+    Deployment.of(config)
+
+
+def client_part(data: FederatedData, i: int) -> FederatedData:
+    """A federation of client i alone."""
+    x, y = data.client(i)
+    return replace(
+        data,
+        x=x,
+        y=y,
+        index=None,
+        offsets=torch.tensor([0, len(x)]),
+        importance=torch.ones(1, dtype=torch.float64),
+        test=None,
+        names=None,
+    )
+
+
+def server_part(data: FederatedData) -> FederatedData:
+    """Who holds how much, and the test set: a single sample stands for all of them."""
+    n = int(data.offsets[-1])
+    x, y = data.client(0)
+    return replace(data, x=x[:1], y=y[:1], index=torch.zeros(1, dtype=torch.int64).expand(n), augment=None)
+
+
+def reported_data(sizes: Sequence[int], test: tuple[Any, Any]) -> FederatedData:
+    """The same of clients with data of their own, of which the server knows what they have reported."""
+    whole = FederatedData.from_arrays([test], test)
+    n: Tensor = torch.tensor(list(sizes))
+    return replace(
+        whole,
+        x=whole.x[:1],
+        y=whole.y[:1],
+        index=torch.zeros(1, dtype=torch.int64).expand(int(n.sum())),
+        offsets=offsets_of(n),
+        importance=importance_of(n),
+    )
