@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fedmos.flower.server import serve
 from flower_network import Network
 from test_conformance import EACH, Case
 
-CLIENTS, ROUNDS = 6, 6
+CLIENTS, ROUNDS = 6, 4
 
 
 def federation(clients: int = CLIENTS) -> fm.FederatedData:
@@ -238,10 +239,11 @@ BAD = 1
 EVERYONE = fm.Full()
 
 
-def expected_without_bad() -> fm.Result:
+@cache
+def expected_without_bad(rounds: int = ROUNDS) -> fm.Result:
     data = federation()
     poisoned = Poisoned(lr=0.1, who=float(data.importance[BAD].to(torch.float32)))
-    return fm.run(**arguments(algorithm=poisoned, selection=EVERYONE, on_bad_update="drop"))
+    return fm.run(**arguments(algorithm=poisoned, selection=EVERYONE, on_bad_update="drop", rounds=rounds))
 
 
 def with_array(reply: Message, array: Array) -> Message:
@@ -325,7 +327,7 @@ TAMPERED = {
 def test_a_reply_that_cannot_be_used(deployed, caplog, fault):
     """It is refused and logged with node and reason; the others' replies count as if it had been dropped."""
     change, reason = TAMPERED[fault]
-    made = deployed(arguments(selection=EVERYONE), norm_bound=1000.0)
+    made = deployed(arguments(selection=EVERYONE, rounds=2), norm_bound=1000.0)
 
     def tamper(request: Message, reply: Message) -> Any:
         if request.metadata.dst_node_id != 100 + BAD or request.metadata.message_type != wire.TRAIN:
@@ -338,9 +340,9 @@ def test_a_reply_that_cannot_be_used(deployed, caplog, fault):
     made.network.tamper = tamper
     with caplog.at_level(logging.WARNING, "fedmos"):
         result = made.run()
-    assert torch.equal(result.params, expected_without_bad().params)
+    assert torch.equal(result.params, expected_without_bad(2).params)
     refused = [line for line in caplog.messages if line.startswith("Refused the reply of client '1' (node 101)")]
-    assert len(refused) == ROUNDS
+    assert len(refused) == 2
     assert all(reason in line for line in refused)
 
 
@@ -386,10 +388,7 @@ def test_a_client_that_never_answers(deployed):
     )
     result = made.run()
     assert [record.late for record in result.history] == [[BAD], [BAD]]
-    data = federation()
-    poisoned = Poisoned(lr=0.1, who=float(data.importance[BAD].to(torch.float32)))
-    expected = fm.run(**arguments(algorithm=poisoned, selection=EVERYONE, on_bad_update="drop", rounds=2))
-    assert torch.equal(result.params, expected.params)
+    assert torch.equal(result.params, expected_without_bad(2).params)
 
 
 @pytest.mark.parametrize("selector", ["pow-d", "CACS"])
@@ -453,9 +452,12 @@ class Killed(BaseException):
     """What nobody catches."""
 
 
-@pytest.mark.parametrize("algorithm", [fm.Scaffold(lr=0.1), fm.FedHBM(lr=0.1), fm.Mime(lr=0.1, beta=0.6)], ids=repr)
-@pytest.mark.parametrize("after", [1, 7, 13, 20])
-def test_a_server_that_is_killed(deployed, algorithm, after):
+@pytest.mark.parametrize(
+    ("after", "algorithm"),
+    [(1, fm.Scaffold(lr=0.1)), (8, fm.FedHBM(lr=0.1)), (12, fm.Scaffold(lr=0.1)), (14, fm.Mime(lr=0.1, beta=0.6))],
+    ids=lambda v: type(v).__name__ if isinstance(v, fm.Algorithm) else str(v),
+)
+def test_a_server_that_is_killed(deployed, after, algorithm):
     """Between any two replies; clients that have done the round's work already do it again, from the state before."""
     given = arguments(algorithm=algorithm, selection=SELECTORS["pow-d"])
     made, expected = deployed(given), fm.run(**given)
@@ -465,6 +467,7 @@ def test_a_server_that_is_killed(deployed, algorithm, after):
         nonlocal count
         count += request.metadata.message_type != wire.HELLO
         if count == after:
+            count += 1
             raise Killed
         return reply
 
@@ -524,7 +527,7 @@ def test_a_node_that_is_restarted_mid_round(deployed, monkeypatch, trained):
 
 def test_a_node_that_is_away_for_a_moment(deployed, monkeypatch):
     monkeypatch.setattr(mail, "_LOOK", 0.0)
-    given = arguments(algorithm=fm.FedHBM(lr=0.1), selection=EVERYONE, rounds=3)
+    given = arguments(algorithm=fm.FedHBM(lr=0.1, beta=0.6), selection=EVERYONE, rounds=3)
     made = deployed(given, rejoin=30.0)
     node, looks = made.network.nodes[103], 0
 
@@ -562,11 +565,11 @@ def test_state_on_the_clients_disk(deployed):
     made = deployed(given)
     made.run()
     (folder,) = (made.folder / "state" / "2").iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == [f"state-{t}.safetensors" for t in (3, 4, 5)]
+    assert sorted(path.name for path in folder.iterdir()) == [f"state-{t}.safetensors" for t in (1, 2, 3)]
     assert folder.name == json.loads((made.folder / "run" / "deployment.json").read_text())["run"]
     expected = fm.run(**given)
-    kept = load_file(folder / "state-5.safetensors")
-    assert {name: torch.equal(v, kept[name]) for name, v in expected.client_state(2).items()} == {"c": True}
+    kept = load_file(folder / "state-3.safetensors")
+    assert {name: torch.equal(v, kept[name]) for name, v in expected.client_state(2).items()} == {"c_i": True}
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "bit", "another run's", "another client's"])
