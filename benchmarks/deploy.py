@@ -1,9 +1,8 @@
-"""What a round costs over Flower beyond the clients' work, with real processes on loopback, TLS and node authentication.
+"""What a round costs over Flower, with real processes on loopback, TLS and node authentication.
 
-    python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--rounds 6] [--poll 0.1] [--stock]
+    python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--rounds 6] [--poll 0.1]
 
-Each client takes one step on one sample, so that a round is little but transport. `--stock` runs Flower's own
-SuperExec and SuperNode programs with their own pauses, for comparison.
+Each client takes one step on one sample, so that a round is little but transport.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def main() -> None:
                     out = folder / f"run-{megabytes:g}"
                     state = deployment.run(app, out, seconds=1800)
                     if not state.completed:
-                        raise RuntimeError(f"{state.details}\n{deployment.troupe.said('server-apps', 60)}")
+                        raise RuntimeError(f"{state.details}\n{deployment.server_log(60)}")
                     seconds = [record.seconds for record in Result.load(out).history][1:]
                     spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
                     print(f"| {clients} | {megabytes:g} | {statistics.median(seconds):.2f} | {spread} |", flush=True)

@@ -79,7 +79,10 @@ def local(
     clients: Annotated[int | None, typer.Option(min=1, help="How many clients (default: the configuration's).")] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for all of it (default: runs/NAME-local, numbered).")] = None,
-    poll: Annotated[float, typer.Option(min=0.01, max=60.0, help="Seconds between looks for news.")] = 0.1,
+    poll: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=60.0, help="Seconds between a client's looks for news (default: by their number)."),
+    ] = None,
 ) -> None:
     """Run a configuration on this machine as it would run on many: a SuperLink, and a SuperNode for every client.
 
@@ -102,7 +105,7 @@ def local(
                 write_app(folder / "app", settings.kept(exclude={"out"}))
             state = deployment.run(folder / "app", folder / "run", watch=_rounds(folder / "run"))
             if not state.completed:
-                raise RuntimeError(f"The run has failed: {state.details}\n{deployment.troupe.said('server-apps')}")
+                raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")
     _say(f"Saved in {folder / 'run'}")
 
 
@@ -110,7 +113,7 @@ def local(
 def node(context: typer.Context) -> None:
     """Be a client's SuperNode: flower-supernode, with shorter pauses, and back at once after it was killed.
 
-    Takes --poll SECONDS (default 0.2), --memory FILE, and all that flower-supernode takes.
+    Takes --poll SECONDS (default 0.5), --memory FILE, and all that flower-supernode takes.
     """
     program = Path(__file__).with_name("deploy") / "node.py"
     os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])

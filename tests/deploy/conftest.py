@@ -1,17 +1,15 @@
 """One SuperLink and four SuperNodes that the tests of a process share."""
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
 
-from methods import CLIENTS, configuration, simulated  # noqa: E402
+from methods import CLIENTS
 
-from fedmos.deploy.app import write_app  # noqa: E402
-from fedmos.deploy.local import LocalDeployment  # noqa: E402
+from fedmos.deploy.app import write_app
+from fedmos.deploy.local import LocalDeployment
 
 
 @pytest.fixture(scope="session")

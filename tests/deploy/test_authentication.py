@@ -1,20 +1,8 @@
 """Who is turned away: without TLS, by a stranger's authority, without a key that is registered."""
 
-import os
-import signal
 import subprocess
-import sys
 
-import httpx
 import pytest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
-from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedmos.deploy.certificates import make_certificates, make_key
 from fedmos.deploy.environment import environment
@@ -22,7 +10,10 @@ from fedmos.deploy.local import _free_ports
 
 STRANGERS = {
     "no TLS": (["--insecure"], "Failed to initialize the connection"),
-    "wrong authority": (["--root-certificates", "{other}/ca.pem", "--auth-supernode-private-key", "{key}"], "certificate"),
+    "wrong authority": (
+        ["--root-certificates", "{other}/ca.pem", "--auth-supernode-private-key", "{key}"],
+        "certificate",
+    ),
     "no key": (["--root-certificates", "{authority}"], "code: 3"),
     "unregistered key": (
         ["--root-certificates", "{authority}", "--auth-supernode-private-key", "{key}"],

@@ -12,12 +12,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NoReturn
 
 import httpx
 import torch._dynamo
@@ -31,12 +34,14 @@ from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVers
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult
+from flwr.supercore.utils import get_flwr_home
 from flwr.superlink.cli import flwr_serverapp
 from flwr.supernode.cli import flwr_clientapp
 
 import fedmos.config
 import fedmos.flower
 
+from .environment import LOG, PID, home_of
 from .tether import tie
 
 log = logging.getLogger("fedmos")
@@ -98,21 +103,28 @@ class ForkingExecutor:
 
 def _become(spec: ExecutionSpec) -> None:
     """Be the app of a task, and end with it."""
+    exit_handler.registered_exit_handlers.clear()  # they are the executor's, and would close its connections
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    trust = ["--insecure"] if spec.insecure else []
+    if spec.root_certificates_path is not None:
+        trust = ["--root-certificates", spec.root_certificates_path]
+    sys.argv = [str(spec.task_type), "--runtime-api-address", spec.runtime_api_address, "--token", spec.token]
+    sys.argv += [*trust, "--parent-pid", str(os.getppid())]
+    _alone(_APPS[spec.task_type])
+
+
+def _alone(work: Callable[[], None]) -> NoReturn:
+    """In a fork: do the work, and end without a look at what the parent had in mind."""
     code = 1
     try:
         tie()
-        exit_handler.registered_exit_handlers.clear()  # they are the executor's, and would close its connections
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        trust = ["--insecure"] if spec.insecure else []
-        if spec.root_certificates_path is not None:
-            trust = ["--root-certificates", spec.root_certificates_path]
-        sys.argv = [str(spec.task_type), "--runtime-api-address", spec.runtime_api_address, "--token", spec.token]
-        sys.argv += [*trust, "--parent-pid", str(os.getppid())]
-        _APPS[spec.task_type]()
+        work()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -163,20 +175,71 @@ def _executor(*choice: object, **options: object) -> Executor:
     return ForkingExecutor()
 
 
+@dataclass(frozen=True)
+class Place:
+    """A SuperLink or SuperNode that apps are run for."""
+
+    address: str
+    authority: str | None
+    """What to trust it by; None without TLS."""
+
+    def serve(self, secret: bytes, home: Path) -> None:
+        """Run its apps, which Flower installs in `home`."""
+        home.mkdir(parents=True, exist_ok=True)
+        (home / PID).write_text(str(os.getpid()), "ascii")
+        os.environ["FLWR_HOME"] = str(home)
+        run_superexec.run_superexec(
+            runtime_api_address=self.address,
+            insecure=self.authority is None,
+            root_certificates_path=self.authority,
+            superexec_auth_secret=secret,
+        )
+
+
+def serve_all(places: Sequence[Place], secret: bytes, home: Path) -> None:
+    """Serve each place in a fork of this process, and again if that ends."""
+    serving: dict[int, Place] = {}
+    waiting = list(places)
+    while True:
+        for place in waiting:
+            if (process := os.fork()) == 0:
+                _alone(partial(_serve_apart, place, secret, home_of(place.address, home)))
+            serving[process] = place
+        process, _ = os.wait()
+        waiting = [serving.pop(process)]
+        sleep(_PAUSE)
+
+
+def _serve_apart(place: Place, secret: bytes, home: Path) -> None:
+    """Serve one of several places, with a log of its own."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / LOG).open("ab") as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    place.serve(secret, home)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="fedmos deploy apps", description=__doc__, allow_abbrev=False)
-    parser.add_argument("address", help="where the SuperLink or SuperNode listens, e.g. 127.0.0.1:9094")
-    parser.add_argument("--root-certificates", metavar="CA.PEM", help="to trust it; without it, no TLS is used")
+    parser.add_argument("--superlink", metavar="HOST:PORT", help="run server apps for it; with --root-certificates")
+    parser.add_argument("--root-certificates", metavar="CA.PEM", help="what to trust the SuperLink by")
+    parser.add_argument("--supernode", metavar="HOST:PORT", action="append", default=[], help="run client apps for it")
     parser.add_argument("--secret", type=Path, required=True, help="the file given as --superexec-auth-secret-file")
     given = parser.parse_args()
+    if (given.superlink is None) != (given.root_certificates is None):
+        parser.error("--superlink and --root-certificates must be given together")
+    places = [Place(address, None) for address in given.supernode]
+    if given.superlink is not None:
+        places.append(Place(given.superlink, given.root_certificates))
+    if not places:
+        parser.error("at least one of --superlink and --supernode must be given")
+    secret = load_superexec_auth_secret(str(given.secret))
+    assert secret is not None
     shorten_pauses()
     run_superexec.get_executor = _executor
-    run_superexec.run_superexec(
-        runtime_api_address=given.address,
-        insecure=given.root_certificates is None,
-        root_certificates_path=given.root_certificates,
-        superexec_auth_secret=load_superexec_auth_secret(str(given.secret)),
-    )
+    if len(places) == 1:
+        places[0].serve(secret, get_flwr_home())
+    serve_all(places, secret, get_flwr_home())
 
 
 if __name__ == "__main__":

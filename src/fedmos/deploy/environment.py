@@ -17,6 +17,9 @@ OFFLINE = {
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 """How often SuperExec asks for work, in seconds from 0.01 to 60; 1 if not set."""
 
+PID, LOG = "apps.pid", "apps.log"
+"""Files in Flower's folder: which process runs apps there, and what it said where it is one of several."""
+
 _LOOPBACK = "127.0.0.1,localhost"
 
 
@@ -30,3 +33,8 @@ def environment(home: Path, poll: float, base: Mapping[str, str] | None = None) 
     for name in ("NO_PROXY", "no_proxy"):
         made[name] = ",".join(filter(None, (made.get(name), _LOOPBACK)))
     return made
+
+
+def home_of(address: str, home: Path) -> Path:
+    """Flower's folder of one of several places that apps are run for."""
+    return home / address.replace(":", "-")

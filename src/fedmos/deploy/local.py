@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -15,14 +16,18 @@ from types import TracebackType
 
 from .certificates import Certificates, KeyPair, make_certificates, make_key, write_secret
 from .control import Control, RunState
-from .environment import environment
+from .environment import LOG, PID, environment, home_of
 from .supervise import Troupe, wait_until
 
 HOST = "127.0.0.1"
-SUPERLINK, SERVER_APPS = "superlink", "server-apps"
+SUPERLINK, APPS = "superlink", "apps"
 _NODE_PROGRAM = Path(__file__).with_name("node.py")
-_START = 60.0
+_START = 120.0
 _RESTARTS = 5
+_LOOKS = 40
+"""Of all clients together in a second, at most: each costs a SuperLink some 5 ms."""
+_GLANCE = 0.5
+"""Seconds between our own looks at how the run fares."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Node:
     client: str
     number: int
     folder: Path
-    port: int
+    address: str
     key: KeyPair
 
     @property
@@ -40,27 +45,25 @@ class Node:
         """Of its SuperNode among the processes."""
         return f"node-{self.number}"
 
-    @property
-    def apps(self) -> str:
-        """Of what runs its client app."""
-        return f"node-{self.number}-apps"
-
 
 class LocalDeployment:
     """Starts everything on entry, stops everything on exit; `poll` is how long its processes pause between looks.
 
-    The folder keeps certificates, keys, logs, Flower's files, and the state of each client.
+    The folder keeps certificates, keys, logs, Flower's files, and the state of each client. What Flower's SuperLink
+    knows is in memory alone.
     """
 
-    def __init__(self, folder: Path, clients: Sequence[str], poll: float = 0.1) -> None:
-        self.folder, self.poll = folder.absolute(), poll
-        self.address, *ports = (f"{HOST}:{port}" for port in _free_ports(len(clients) + 1))
+    def __init__(self, folder: Path, clients: Sequence[str], poll: float | None = None) -> None:
+        self.folder = folder.absolute()
+        self.poll = max(0.1, len(clients) / _LOOKS) if poll is None else poll
+        self.address, *addresses = (f"{HOST}:{port}" for port in _free_ports(len(clients) + 1))
         self.certificates = Certificates(self.folder / "certificates")
         self.nodes = [
-            Node(client, i, self.folder / f"node-{i}", int(address.split(":")[1]), KeyPair(self.folder / f"keys/{i}"))
-            for i, (client, address) in enumerate(zip(clients, ports, strict=True))
+            Node(client, i, self.folder / f"node-{i}", address, KeyPair(self.folder / f"keys/{i}"))
+            for i, (client, address) in enumerate(zip(clients, addresses, strict=True))
         ]
-        self.troupe = Troupe(self.folder / "logs", environment(self.folder / "flower", poll))
+        self._home = self.folder / "flower"
+        self.troupe = Troupe(self.folder / "logs", environment(self._home, self.poll))
         self._secret = self.folder / "keys" / "apps.secret"
         self._threads = str(max(1, (os.cpu_count() or 1) // len(clients)))
         self._restarts: dict[str, int] = {}
@@ -72,8 +75,6 @@ class LocalDeployment:
             for node in self.nodes:
                 make_key(node.key.private)
             write_secret(self._secret, secrets.token_bytes(32))
-        for left in self.folder.glob("superlink.db*"):  # of a deployment here before: its clients are registered anew
-            left.unlink()
         self.troupe.__enter__()
         try:
             self._start_all()
@@ -91,8 +92,7 @@ class LocalDeployment:
     def _start_all(self) -> None:
         self.control = Control(self.address, self.certificates.authority)
         self.start(SUPERLINK)
-        for name in (SERVER_APPS, *(node.apps for node in self.nodes)):
-            self.start(name)
+        self.start(APPS)
         self._wait(self.control.listening, "The SuperLink does not listen", SUPERLINK)
         for node in self.nodes:
             self.control.register(node.key.public)
@@ -114,24 +114,23 @@ class LocalDeployment:
                 *("--ssl-certfile", str(self.certificates.server), "--ssl-keyfile", str(self.certificates.server_key)),
                 *("--enable-supernode-auth", "--isolation", "process"),
                 *("--superexec-auth-secret-file", str(self._secret)),
-                *("--database", str(self.folder / "superlink.db")),
             ], {}
-        apps = [sys.executable, "-m", "fedmos.deploy.apps", "--secret", str(self._secret)]
-        if name == SERVER_APPS:
-            return [*apps, "--root-certificates", authority, self.address], {}
-        node = next(node for node in self.nodes if name in (node.name, node.apps))
-        own = {"FLWR_HOME": str(node.folder / "flower")}
-        if name == node.apps:
-            return [*apps, f"{HOST}:{node.port}"], own | {"OMP_NUM_THREADS": self._threads}
+        if name == APPS:
+            nodes = [text for node in self.nodes for text in ("--supernode", node.address)]
+            link = ["--superlink", self.address, "--root-certificates", authority]
+            return [sys.executable, "-m", "fedmos.deploy.apps", "--secret", str(self._secret), *link, *nodes], {
+                "OMP_NUM_THREADS": self._threads
+            }
+        node = next(node for node in self.nodes if node.name == name)
         return [
             *(sys.executable, "-P", str(_NODE_PROGRAM), "--poll", f"{self.poll:g}"),
             *("--memory", str(node.folder / "signed-on")),
             *("--superlink", self.address, "--root-certificates", authority),
             *("--auth-supernode-private-key", str(node.key.private)),
-            *("--host", HOST, "--port", str(node.port), "--isolation", "process"),
+            *("--host", HOST, "--port", node.address.split(":")[1], "--isolation", "process"),
             *("--superexec-auth-secret-file", str(self._secret)),
             *("--node-config", f'client="{node.client}" state="{node.folder}"'),
-        ], own
+        ], {}
 
     def run(
         self, app: Path, out: Path, seconds: float = math.inf, watch: Callable[[], None] = lambda: None
@@ -159,14 +158,15 @@ class LocalDeployment:
                 raise TimeoutError(f"Run {run}: still {state.status} after {seconds:g} s")
             self.restart_dead()
             watch()
-            sleep(self.poll)
+            sleep(_GLANCE)
         watch()
         return state
 
     def restart_dead(self) -> list[str]:
         """Start again what has ended by itself; returns its names. What ends too often is an error."""
-        names = [SUPERLINK, SERVER_APPS, *(name for node in self.nodes for name in (node.name, node.apps))]
-        dead = [name for name in names if not self.troupe.alive(name)]
+        if not self.troupe.alive(SUPERLINK):
+            raise RuntimeError(f"The SuperLink has ended; it said:\n{self.troupe.said(SUPERLINK)}")
+        dead = [name for name in (APPS, *(node.name for node in self.nodes)) if not self.troupe.alive(name)]
         for name in dead:
             self._restarts[name] = self._restarts.get(name, 0) + 1
             if self._restarts[name] > _RESTARTS:
@@ -176,15 +176,27 @@ class LocalDeployment:
             self.start(name)
         return dead
 
-    def kill_node(self, number: int) -> None:
-        """End a client as a power cut would."""
-        for name in (self.nodes[number].name, self.nodes[number].apps):
-            self.troupe.kill(name)
+    def server_log(self, lines: int = 20) -> str:
+        """What the server app said last."""
+        log = home_of(self.address, self._home) / LOG
+        return "\n".join(log.read_text("utf-8", "replace").splitlines()[-lines:])
 
-    def start_node(self, number: int) -> None:
-        """Start a client that was ended."""
-        for name in (self.nodes[number].apps, self.nodes[number].name):
-            self.start(name)
+    def kill_node(self, number: int) -> None:
+        """End a client and its app as a power cut would; `restart_dead` brings it back."""
+        os.kill(self._executor(self.nodes[number].address), signal.SIGKILL)
+        self.troupe.kill(self.nodes[number].name)
+
+    def kill_server_app(self) -> bool:
+        """End the server app, if it runs. Asks Linux for its number."""
+        executor = self._executor(self.address)
+        apps = Path(f"/proc/{executor}/task/{executor}/children").read_text("ascii").split()
+        for app in apps:
+            os.kill(int(app), signal.SIGKILL)
+        return bool(apps)
+
+    def _executor(self, address: str) -> int:
+        """The process that runs apps for a place."""
+        return int((home_of(address, self._home) / PID).read_text("ascii"))
 
     def _wait(self, ready: Callable[[], bool], what: str, *names: str) -> None:
         """Wait for a beginning; if a process that it takes ends instead, say what it said."""
@@ -195,7 +207,7 @@ class LocalDeployment:
                     raise RuntimeError(f"{what} because {name} has ended:\n{self.troupe.said(name)}")
             return ready()
 
-        wait_until(settled, _START, what)
+        wait_until(settled, _START, what, every=0.2)
 
 
 def _free_ports(count: int) -> list[int]:

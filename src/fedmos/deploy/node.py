@@ -58,7 +58,7 @@ def returning(memory: Path) -> type[FleetHttpClient]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="fedmos deploy node", add_help=False, allow_abbrev=False)
-    parser.add_argument("--poll", type=float, default=0.2)
+    parser.add_argument("--poll", type=float, default=0.5)
     parser.add_argument("--memory", type=Path)
     own, flower = parser.parse_known_args()
     start_client_internal.time = BriefPauses(own.poll)  # type: ignore[attr-defined]
