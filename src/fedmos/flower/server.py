@@ -51,13 +51,13 @@ def server_app(config: Given, *, test: tuple[Any, Any] | None = None) -> ServerA
     The run's folder is the configuration's `out`, or `out` in Flower's run configuration. Started again with the same
     folder, the server goes on after the last round that counts.
     """
-    app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         with _shown_by_flower():
             serve(grid, Deployment.of(config), context.run_config.get("out"), test)
 
+    app = ServerApp()
+    app.main()(main)
     return app
 
 

@@ -92,7 +92,7 @@ def _hash(tensors: Vectors) -> str:
     digest = hashlib.sha256()
     for name, v in _sorted(tensors.items()):
         digest.update(name.encode())
-        digest.update(memoryview(v.numpy()).cast("B") if v.numel() else b"")
+        digest.update(v.numpy().tobytes())
     return digest.hexdigest()
 
 

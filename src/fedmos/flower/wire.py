@@ -98,7 +98,8 @@ def numbers_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype) -> Vecto
 
 def round_of(content: RecordDict) -> int:
     """The round of a message of our own."""
-    return int(content[_HEADER]["round"])
+    header: Any = content[_HEADER]
+    return int(header["round"])
 
 
 def names_in(content: RecordDict) -> set[str]:
@@ -141,7 +142,8 @@ def _header(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
         if type(record[name]) is not kind:
             raise RefusedError(f"'{name}' in its header must be {kind.__name__}, got {shown(record[name])}")
     if record["protocol"] != PROTOCOL:
-        raise RefusedError(f"it speaks protocol {record['protocol']} and not {PROTOCOL}; use one fedmos everywhere")
+        spoken = shown(record["protocol"])
+        raise RefusedError(f"it speaks protocol {spoken} and not {PROTOCOL}; use one fedmos everywhere")
     return dict(record)
 
 
