@@ -90,7 +90,7 @@ def local(
     Given the folder of a run that was cut off, continues it.
     """
     from .cli import free_folder
-    from .deploy.app import write_app
+    from .deploy.app import CONFIGURATION, write_app
     from .deploy.local import LocalDeployment
     from .deploy.supervise import ended_by_signals
 
@@ -100,9 +100,9 @@ def local(
     names = _names(settings)
     with ended_by_signals():
         _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
-        with LocalDeployment(folder, names, poll) as deployment:
-            if not (folder / "app").exists():
-                write_app(folder / "app", settings.kept(exclude={"out"}))
+        if not (folder / "app").exists():
+            write_app(folder / "app", settings.kept(exclude={"out"}))
+        with LocalDeployment(folder, names, poll, preload=folder / "app" / "app" / CONFIGURATION) as deployment:
             state = deployment.run(folder / "app", folder / "run", watch=_rounds(folder / "run"))
             if not state.completed:
                 raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")

@@ -1,21 +1,21 @@
 """One SuperLink and four SuperNodes that the tests of a process share."""
 
-import os
-
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
 
-from methods import CLIENTS
+from methods import CLIENTS, configuration
 
-from fedmos.deploy.app import write_app
+from fedmos.deploy.app import CONFIGURATION, write_app
 from fedmos.deploy.local import LocalDeployment
 
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with LocalDeployment(tmp_path_factory.mktemp("deployment"), [str(i) for i in range(CLIENTS)]) as deployment:
+    folder = tmp_path_factory.mktemp("deployment")
+    preloaded = write_app(folder / "preloaded", configuration("SCAFFOLD").kept()) / "preloaded" / CONFIGURATION
+    clients = [str(i) for i in range(CLIENTS)]
+    with LocalDeployment(folder / "processes", clients, preload=preloaded) as deployment:
         yield deployment
 
 

@@ -13,8 +13,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -171,6 +171,15 @@ def shorten_pauses() -> None:
     grid.pull_objects = partial(pull_objects, **soon)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let PyTorch work without helpers: they would be missing in forks, which would wait for them forever."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def _executor(*choice: object, **options: object) -> Executor:
     return ForkingExecutor()
 
@@ -224,6 +233,7 @@ def main() -> None:
     parser.add_argument("--superlink", metavar="HOST:PORT", help="run server apps for it; with --root-certificates")
     parser.add_argument("--root-certificates", metavar="CA.PEM", help="what to trust the SuperLink by")
     parser.add_argument("--supernode", metavar="HOST:PORT", action="append", default=[], help="run client apps for it")
+    parser.add_argument("--preload", metavar="CONFIG.toml", help="read a run's data now rather than at every message")
     parser.add_argument("--secret", type=Path, required=True, help="the file given as --superexec-auth-secret-file")
     given = parser.parse_args()
     if (given.superlink is None) != (given.root_certificates is None):
@@ -237,6 +247,9 @@ def main() -> None:
     assert secret is not None
     shorten_pauses()
     run_superexec.get_executor = _executor
+    if given.preload is not None:
+        with one_thread():
+            fedmos.flower.preload(given.preload)
     if len(places) == 1:
         places[0].serve(secret, get_flwr_home())
     serve_all(places, secret, get_flwr_home())

@@ -49,11 +49,14 @@ class Node:
 class LocalDeployment:
     """Starts everything on entry, stops everything on exit; `poll` is how long its processes pause between looks.
 
-    The folder keeps certificates, keys, logs, Flower's files, and the state of each client. What Flower's SuperLink
-    knows is in memory alone.
+    With a configuration to `preload`, its data is read once rather than by every client for every message. The folder
+    keeps certificates, keys, logs, Flower's files, and the state of each client; what the SuperLink knows is in its
+    memory alone.
     """
 
-    def __init__(self, folder: Path, clients: Sequence[str], poll: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, clients: Sequence[str], poll: float | None = None, preload: Path | None = None
+    ) -> None:
         self.folder = folder.absolute()
         self.poll = max(0.1, len(clients) / _LOOKS) if poll is None else poll
         self.address, *addresses = (f"{HOST}:{port}" for port in _free_ports(len(clients) + 1))
@@ -62,6 +65,7 @@ class LocalDeployment:
             Node(client, i, self.folder / f"node-{i}", address, KeyPair(self.folder / f"keys/{i}"))
             for i, (client, address) in enumerate(zip(clients, addresses, strict=True))
         ]
+        self._preload = preload
         self._home = self.folder / "flower"
         self.troupe = Troupe(self.folder / "logs", environment(self._home, self.poll))
         self._secret = self.folder / "keys" / "apps.secret"
@@ -117,10 +121,11 @@ class LocalDeployment:
             ], {}
         if name == APPS:
             nodes = [text for node in self.nodes for text in ("--supernode", node.address)]
-            link = ["--superlink", self.address, "--root-certificates", authority]
-            return [sys.executable, "-m", "fedmos.deploy.apps", "--secret", str(self._secret), *link, *nodes], {
-                "OMP_NUM_THREADS": self._threads
-            }
+            return [
+                *(sys.executable, "-m", "fedmos.deploy.apps", "--secret", str(self._secret)),
+                *("--superlink", self.address, "--root-certificates", authority, *nodes),
+                *(() if self._preload is None else ("--preload", str(self._preload))),
+            ], {"OMP_NUM_THREADS": self._threads}
         node = next(node for node in self.nodes if node.name == name)
         return [
             *(sys.executable, "-P", str(_NODE_PROGRAM), "--poll", f"{self.poll:g}"),
