@@ -65,15 +65,20 @@ class Network(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         numbers = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = f"{message.object_id}-{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = f"{message.object_id}-{len(self.sent):06}"
             self.sent.append(message)
             numbers.append(message.metadata.message_id)
             self._open[numbers[-1]] = message
         return numbers
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        replies = []
+        """Like Flower's: what is there is delivered once, even if one of the replies cannot be put together."""
+        replies, broken = [], []
         for number in message_ids:
+            if number not in self._open:
+                gone = Message(Error(code=3, reason="Message Unavailable"), reply_to=self.sent[int(number[-6:])])
+                replies.append(carried(gone))
+                continue
             request = self._open[number]
             node = self.nodes[request.metadata.dst_node_id]
             if not node.online:
@@ -82,12 +87,12 @@ class Network(Grid):
                 received = carried(request)
                 received.metadata.__dict__["_message_id"] = number
                 reply = self.tamper(request, node.answer(received))
-            if isinstance(reply, Exception):
-                del self._open[number]
-                raise reply
             if reply is not None:
                 del self._open[number]
-                replies.append(carried(reply))
+                broken += [reply] if isinstance(reply, Exception) else []
+                replies += [] if isinstance(reply, Exception) else [carried(reply)]
+        if broken:
+            raise broken[0]
         return replies
 
 

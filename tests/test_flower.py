@@ -319,6 +319,10 @@ TAMPERED = {
     "many samples": (lambda reply: with_header(reply, samples=10**12), "its 'samples' is 1000000000000"),
     "header of another type": (lambda reply: with_header(reply, round=1.5), "'round' in its header must be int"),
     "an app that fails": (lambda reply: Message(Error(2, "no memory"), reply_to=reply), "its app failed: no memory"),
+    "to another request": (
+        lambda reply: (reply.metadata.__dict__.update(_reply_to_message_id="x"), reply)[1],
+        "it says that it replies to something else",
+    ),
     "no message": (lambda reply: ValueError("Unexpected set of children"), "cannot be put together"),
 }
 

@@ -7,7 +7,7 @@ whole at a reply that it cannot put together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -26,6 +26,8 @@ _log = logging.getLogger("fedmos")
 
 _LOOK = 1.0
 """Seconds between looks at who is there."""
+_PATIENCE = 1.3
+"""By how much the pause between looks for replies grows while none comes."""
 _LASTING = {1: "its app cannot be loaded", 2: "its app failed", 6: "a mod failed", 7: "its app is damaged"}
 """Flower's codes of errors that would come again; after others a request is repeated."""
 
@@ -65,7 +67,7 @@ class _Pause(NamedTuple):
 class Mail:
     """The server's correspondence."""
 
-    grid: Grid
+    inbox: Inbox
     roster: Roster
     poll: float
     rejoin: float
@@ -86,11 +88,13 @@ class Mail:
         began = monotonic()
         answers: Answers[T] = Answers({}, set(), set())
         open_, sent, pauses = set(letters), dict[str, _Sent](), dict[int, _Pause]()
+        pause = self.poll
         while open_ and monotonic() - began < seconds:
             self.look()
             ready = {client for client in open_ if client not in pauses or pauses[client].over}
             self._send(kind, {i: letters[i] for i in ready}, sent, began + seconds - monotonic(), counted)
-            for number, reply in pulled(self.grid, list(sent)):
+            replies = self.inbox.pull(list(sent))
+            for number, reply in replies:
                 client, seat = sent.pop(number)
                 if client not in open_:
                     continue
@@ -105,8 +109,9 @@ class Mail:
             waiting = {client for client, _ in sent.values()}
             if monotonic() - began > self.rejoin and not open_ & (waiting | self.roster.present):
                 break
+            pause = self.poll if replies else min(_PATIENCE * pause, max(self.poll, _LOOK))
             if open_:
-                sleep(self.poll)
+                sleep(pause)
         answers.late.update(open_)
         for client in sorted(open_):
             _log.warning("Client '%s' did not answer in time (%s)", self.roster.names[client], kind)
@@ -136,7 +141,7 @@ class Mail:
         if not going:
             return
         messages = [Message(letters[client], seat.node, kind, ttl=max(1.0, ttl)) for client, seat in going]
-        for number, one in zip(self.grid.push_messages(messages), going, strict=True):
+        for number, one in zip(self.inbox.grid.push_messages(messages), going, strict=True):
             if number:
                 sent[number] = one
                 self.down += counted * wire.payload(letters[one.client])
@@ -176,19 +181,51 @@ class Mail:
         )
 
 
-def pulled(grid: Grid, numbers: Sequence[str]) -> Iterator[tuple[str, Message | Exception]]:
-    """Replies that are there, with the numbers of what they reply to; one by one, for the sake of the others."""
-    for number in numbers:
+@dataclass
+class Inbox:
+    """Where replies arrive.
+
+    All that is there is taken at once, until one of the replies cannot be put together. Flower does not say whose that
+    was, and those that came with it are lost and asked for again; from then on they are taken one by one.
+    """
+
+    grid: Grid
+    apart: bool = False
+
+    def pull(self, numbers: Sequence[str]) -> list[tuple[str, Message | Exception]]:
+        """Replies that are there, or what was wrong with them, with the numbers of what they reply to."""
+        if not numbers:
+            return []
+        if self.apart:
+            return [found for number in numbers for found in self._pull_one(number)]
         try:
-            replies = list(grid.pull_messages([number]))
+            replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.pull_messages(numbers)}
         except httpx.HTTPError:
             raise
         except Exception as error:  # what a client sent is no message, and fails in whatever way
-            yield number, error
-            continue
-        for reply in replies[:1]:
-            mine = reply.metadata.reply_to_message_id == number
-            yield number, reply if mine else ValueError("it says that it replies to something else")
+            _log.warning("A reply cannot be put together, so they are taken one by one from now on: %s", error)
+            self.apart = True
+            return []
+        known = {number: reply for number, reply in replies.items() if number in numbers}
+        if len(known) < len(replies):  # who says to reply to something else is found out one by one
+            self.apart = True
+        return list(known.items())
+
+    def _pull_one(self, number: str) -> list[tuple[str, Message | Exception]]:
+        try:
+            replies = list(self.grid.pull_messages([number]))[:1]
+        except httpx.HTTPError:
+            raise
+        except Exception as error:
+            return [(number, error)]
+        return [(number, reply if _replies_to(reply, number) else ValueError(_STRAY)) for reply in replies]
+
+
+_STRAY = "it says that it replies to something else"
+
+
+def _replies_to(reply: Message, number: str) -> bool:
+    return bool(reply.metadata.reply_to_message_id == number)
 
 
 def why(reply: Message) -> str | None:

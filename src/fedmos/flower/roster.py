@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 from ..shown import one_line, shown
 from . import wire
-from .mail import pulled, why
+from .mail import Inbox, why
 
 _log = logging.getLogger("fedmos")
 
@@ -32,7 +31,7 @@ class Seat(NamedTuple):
 class Roster:
     """Clients and their nodes, as of the last look."""
 
-    grid: Grid
+    inbox: Inbox
     names: Sequence[str]
     run: str
     agreement: str
@@ -61,16 +60,16 @@ class Roster:
 
     def look(self) -> None:
         """See who is there, and ask newcomers who they are."""
-        online = {Seat(node.node_id, node.last_activated_at) for node in self.grid.get_nodes()}
+        online = {Seat(node.node_id, node.last_activated_at) for node in self.inbox.grid.get_nodes()}
         self._told = {seat: client for seat, client in self._told.items() if seat in online}
         self._asked = {number: seat for number, seat in self._asked.items() if seat in online}
         new = sorted(online - set(self._told) - set(self._asked.values()))
         if new:
             header = {"run": self.run, "round": -1, "client": -1}
             letters = [Message(wire.compose(header), seat.node, wire.HELLO, ttl=_PATIENCE) for seat in new]
-            numbers = self.grid.push_messages(letters)
+            numbers = self.inbox.grid.push_messages(letters)
             self._asked |= {number: seat for number, seat in zip(numbers, new, strict=True) if number}
-        for number, reply in pulled(self.grid, list(self._asked)):
+        for number, reply in self.inbox.pull(list(self._asked)):
             seat = self._asked.pop(number)
             if isinstance(reply, Message):
                 self._hear(seat, reply)

@@ -29,7 +29,7 @@ from ..settings import find_device
 from ..storage import RunFolder
 from ..storage.files import replace_file
 from .deployment import Deployment, Given, reported_data, server_part
-from .mail import Mail
+from .mail import Inbox, Mail
 from .remote import Remote, Terms
 from .roster import Roster
 from .state import RUN
@@ -71,8 +71,9 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     check_declaration(given["algorithm"])
     ledger = Ledger.read(Path(folder), deployment)
     model = FlatModel(given["model"], find_device(given["device"]), given["dtype"], given["precision"])
-    roster = Roster(grid, deployment.names, ledger.run, deployment.agreement(model), dict(enumerate(ledger.samples)))
-    mail = Mail(grid, roster, deploy.poll, deploy.rejoin)
+    inbox, samples = Inbox(grid), dict(enumerate(ledger.samples))
+    roster = Roster(inbox, deployment.names, ledger.run, deployment.agreement(model), samples)
+    mail = Mail(inbox, roster, deploy.poll, deploy.rejoin)
     _wait(mail, len(deployment.names), deploy.wait)
     data = _data(deployment, roster, test)
     system = given["system"]
