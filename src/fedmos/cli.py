@@ -20,6 +20,7 @@ from rich.table import Table
 
 from . import __version__
 from .cli_data import app as data_app
+from .cli_deploy import app as deploy_app
 from .cli_report import plot, report
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ app = typer.Typer(
     epilog="Start with: fedmos demo",
 )
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 app.command()(report)
 app.command()(plot)
 console = Console()
@@ -81,7 +83,7 @@ def demo(
     Prints the rounds and megabytes each method needs, and writes report.html and curves.svg.
     """
     with resources.as_file(resources.files("fedmos").joinpath("configs/demo.toml")) as path:
-        _compare(path, [], out or _free(Path("runs/demo")))
+        _compare(path, [], out or free_folder(Path("runs/demo")))
 
 
 @app.command()
@@ -94,7 +96,7 @@ def compare(
 
     Given the folder of a comparison that was cut off, continues it.
     """
-    _compare(configuration, set_ or [], out or _free(Path("runs") / configuration.stem))
+    _compare(configuration, set_ or [], out or free_folder(Path("runs") / configuration.stem))
 
 
 def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
@@ -146,7 +148,7 @@ def sweep(
     from .sweep import sweep
 
     settings = config.load(config.SweepConfig, configuration, set_ or [])
-    folder = out or _free(Path("runs") / configuration.stem)
+    folder = out or free_folder(Path("runs") / configuration.stem)
     sweep(settings, folder, lambda line: console.print(line, highlight=False, markup=False))
     console.print(f"Best configuration: {folder / 'best.toml'}", highlight=False, markup=False)
 
@@ -168,7 +170,7 @@ def run(
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a rank was lost
     if restarted and not (out or settings.out):
         raise ValueError("Cannot restart the run because it has no folder of its own; use --out with torchrun")
-    folder = out or (Path(settings.out) if settings.out else _latest(named) if resume else _free(named))
+    folder = out or (Path(settings.out) if settings.out else _latest(named) if resume else free_folder(named))
     _run(settings, folder, resume or restarted)
 
 
@@ -243,7 +245,7 @@ def _ending_on_request(ranks: int) -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _free(folder: Path) -> Path:
+def free_folder(folder: Path) -> Path:
     """The folder, or its first numbered sibling that does not exist."""
     number, free = 1, folder
     while free.exists():
@@ -253,7 +255,7 @@ def _free(folder: Path) -> Path:
 
 
 def _latest(folder: Path) -> Path:
-    """The folder or its numbered sibling that `_free` gave last."""
+    """The folder or its numbered sibling that `free_folder` gave last."""
     number = 2
     while folder.with_name(f"{folder.name}-{number}").exists():
         number += 1

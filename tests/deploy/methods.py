@@ -1,0 +1,45 @@
+"""The methods that are deployed on digits, and what the simulator makes of them."""
+
+from pathlib import Path
+from typing import Any
+
+import fedmos as fm
+from fedmos import config
+
+CLIENTS = 4
+METHODS: dict[str, dict[str, Any]] = {
+    "FedMoS + ACS": {"algorithm": {"name": "FedMoS", "lr": 0.05}, "selection": {"name": "ACS", "m": 2}},
+    "SCAFFOLD": {"algorithm": {"name": "Scaffold", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
+    "MimeMom": {"algorithm": {"name": "Mime", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
+    "FedHBM": {"algorithm": {"name": "FedHBM", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
+    "rpow-d": {
+        "algorithm": {"name": "FedAvg", "lr": 0.05},
+        "selection": {"name": "PowerOfChoice", "m": 2, "d": 3, "loss": "reported"},
+    },
+}
+
+
+def configuration(method: str, rounds: int = 10, **changes: Any) -> config.RunConfig:
+    """A run of a method on digits, two to three classes per client."""
+    common = {
+        "rounds": rounds,
+        "local_steps": 3,
+        "batch_size": 8,
+        "engine": "loop",
+        "device": "cpu",
+        "data": {
+            "name": "digits",
+            "clients": CLIENTS,
+            "partition": {"name": "ByClass", "classes": 5, "size": [20, 60]},
+        },
+        "model": {"name": "mlp", "features": 64},
+    }
+    return config.parse(config.RunConfig, common | METHODS[method] | changes)
+
+
+def simulated(settings: config.RunConfig) -> fm.Result:
+    return settings.run(settings.algorithm, settings.selection, settings.seed)
+
+
+def deployed(folder: Path) -> fm.Result:
+    return fm.Result.load(folder)

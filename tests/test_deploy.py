@@ -1,0 +1,223 @@
+"""Certificates, keys, processes and apps of a deployment, without Flower."""
+
+import os
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedmos import config
+from fedmos.cli import app
+from fedmos.deploy.app import write_app
+from fedmos.deploy.environment import environment
+from fedmos.deploy.progress import Progress
+from fedmos.deploy.supervise import Troupe, wait_until
+
+RUN = {
+    "rounds": 2,
+    "local_steps": 1,
+    "data": {"name": "digits", "clients": 4, "partition": {"name": "IID"}},
+    "model": {"name": "logistic", "features": 64},
+    "algorithm": {"name": "FedMoS", "lr": 0.1},
+    "selection": {"name": "ACS", "m": 2},
+}
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be noticed does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class TestCertificates:
+    @pytest.fixture(scope="class")
+    def made(self, tmp_path_factory):
+        certificates = pytest.importorskip("fedmos.deploy.certificates")
+        return certificates.make_certificates(tmp_path_factory.mktemp("ca"), ["127.0.0.1", "server.example"], days=2)
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "server.example"])
+    def test_a_client_trusts_the_server_by_each_of_its_names(self, made, host):
+        assert self.verifies(made.authority, made.server, host)
+
+    def test_a_client_does_not_trust_another_name_or_another_authority(self, made, tmp_path):
+        from fedmos.deploy.certificates import make_certificates
+
+        other = make_certificates(tmp_path, ["server.example"])
+        assert not self.verifies(made.authority, made.server, "other.example")
+        assert not self.verifies(other.authority, made.server, "server.example")
+
+    def test_the_server_takes_its_certificate_and_key(self, made):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(made.server, made.server_key)
+
+    def test_the_certificate_ends_when_it_should(self, made):
+        from cryptography import x509
+
+        end = x509.load_pem_x509_certificate(made.server.read_bytes()).not_valid_after_utc
+        assert abs(end - datetime.now(UTC) - timedelta(days=2)) < timedelta(minutes=1)
+
+    def test_private_halves_are_private_and_never_replaced(self, made, tmp_path):
+        from fedmos.deploy.certificates import make_certificates, make_key
+
+        pair = make_key(tmp_path / "a")
+        for path in (made.authority_key, made.server_key, pair.private):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(FileExistsError, match="Cannot make"):
+            make_key(tmp_path / "a")
+        with pytest.raises(FileExistsError, match="Cannot make"):
+            make_certificates(made.folder, ["localhost"])
+
+    def test_a_key_pair_is_of_a_kind_that_flower_takes(self, tmp_path):
+        pytest.importorskip("cryptography")
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+        from fedmos.deploy.certificates import make_key
+
+        pair = make_key(tmp_path / "a")
+        private, public = (
+            load_ssh_private_key(pair.private.read_bytes(), None),
+            load_ssh_public_key(pair.public.read_bytes()),
+        )
+        assert private.public_key() == public
+        assert public.curve.name == "secp384r1"
+
+    @staticmethod
+    def verifies(authority: Path, server: Path, host: str) -> bool:
+        import ipaddress
+
+        from cryptography import x509
+        from cryptography.x509 import verification
+
+        load = x509.load_pem_x509_certificate
+        subject = x509.DNSName(host)
+        if host[0].isdigit():
+            subject = x509.IPAddress(ipaddress.ip_address(host))
+        store = verification.Store([load(authority.read_bytes())])
+        try:
+            verification.PolicyBuilder().store(store).build_server_verifier(subject).verify(
+                load(server.read_bytes()), []
+            )
+        except verification.VerificationError:
+            return False
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc what runs")
+class TestTroupe:
+    def test_all_end_with_it_even_those_that_do_not_heed_and_what_they_started(self, tmp_path):
+        stubborn = "trap '' TERM; sleep 600 & echo $! > grandchild; wait; sleep 600"
+        with Troupe(tmp_path, os.environ) as troupe:
+            troupe.start("meek", ["sleep", "600"])
+            troupe.start("stubborn", ["sh", "-c", f"cd {tmp_path}; {stubborn}"])
+            wait_until((tmp_path / "grandchild").exists, 5, "grandchild")
+            wait_until(lambda: bool((tmp_path / "grandchild").read_text()), 5, "grandchild")
+            pids = [troupe.pid("meek"), troupe.pid("stubborn"), int((tmp_path / "grandchild").read_text())]
+            assert all(map(running, pids))
+            troupe.stop(patience=0.2)
+            assert not any(map(running, pids))
+            assert not troupe.alive("meek")
+
+    def test_what_an_ended_process_left_behind_ends_too(self, tmp_path):
+        with Troupe(tmp_path, os.environ) as troupe:
+            troupe.start("gone", ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/child"])
+            wait_until(lambda: not troupe.alive("gone"), 5, "its end")
+            child = int((tmp_path / "child").read_text())
+            assert running(child)
+        wait_until(lambda: not running(child), 5, "the end of its child")
+
+    def test_a_process_can_be_killed_and_started_again(self, tmp_path):
+        with Troupe(tmp_path, os.environ) as troupe:
+            troupe.start("one", ["sh", "-c", "echo said; sleep 600"])
+            wait_until(lambda: troupe.said("one") == "said", 5, "its word")
+            first = troupe.pid("one")
+            troupe.kill("one")
+            assert not running(first)
+            assert not troupe.alive("one")
+            troupe.start("one", ["sleep", "600"])
+            assert troupe.alive("one")
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    def test_all_end_when_their_starter_is_ended(self, tmp_path, number):
+        script = tmp_path / "starter.py"
+        script.write_text(
+            "import os, sys, time\n"
+            "from pathlib import Path\n"
+            "sys.path.insert(0, sys.argv[1])\n"
+            "from supervise import Troupe, ended_by_signals\n"
+            "with ended_by_signals(), Troupe(Path(sys.argv[2]), os.environ) as troupe:\n"
+            "    for name in 'ab':\n"
+            "        troupe.start(name, ['sleep', '600'])\n"
+            "    print(os.getpid(), troupe.pid('a'), troupe.pid('b'), flush=True)\n"
+            "    time.sleep(600)\n"
+        )
+        module = Path(sys.modules[Troupe.__module__].__file__).parent
+        with subprocess.Popen(
+            [sys.executable, str(script), str(module), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as starter:
+            starter_pid, *pids = map(int, starter.stdout.readline().split())
+            time.sleep(0.2)  # until they have been tied
+            assert all(map(running, pids))
+            os.kill(starter_pid, number)
+            starter.wait(10)
+        wait_until(lambda: not any(map(running, pids)), 5, "the end of all")
+
+
+class TestApp:
+    def test_it_holds_the_configuration_and_names_its_parts(self, tmp_path):
+        settings = config.parse(config.RunConfig, RUN)
+        write_app(tmp_path / "My-App", settings.kept(), out="/srv/run")
+        project = tomllib.loads((tmp_path / "My-App" / "pyproject.toml").read_text())
+        components = project["tool"]["flwr"]["app"]["components"]
+        assert components == {"serverapp": "my_app.server_app:app", "clientapp": "my_app.client_app:app"}
+        assert project["tool"]["flwr"]["app"]["config"] == {"out": "/srv/run"}
+        assert config.load(config.RunConfig, tmp_path / "My-App" / "my_app" / "run.toml") == settings
+        for side in ("server", "client"):
+            compile((tmp_path / "My-App" / "my_app" / f"{side}_app.py").read_text(), side, "exec")
+
+    @pytest.mark.parametrize("name", ["1st", "under_score", "a" * 33, "sp ace"])
+    def test_names_that_flower_does_not_take_are_refused(self, tmp_path, name):
+        with pytest.raises(ValueError, match="the name of 'DIR' must be a letter"):
+            write_app(tmp_path / name, RUN)
+
+    def test_a_folder_in_use_is_left_alone(self, tmp_path):
+        (tmp_path / "app").mkdir()
+        (tmp_path / "app" / "mine").touch()
+        with pytest.raises(FileExistsError, match="not empty"):
+            write_app(tmp_path / "app", RUN)
+
+    def test_the_command_writes_it_with_overrides(self, tmp_path):
+        done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "app"), "--set", "algorithm.lr=0.25"])
+        assert done.exit_code == 0, done.output
+        assert config.load(config.RunConfig, tmp_path / "app" / "app" / "run.toml").algorithm.fields["lr"] == 0.25
+
+
+def test_the_environment_is_offline_and_spares_the_proxy(tmp_path):
+    made = environment(tmp_path, 0.001, {"PATH": "/usr/bin", "no_proxy": "example.org", "HTTPS_PROXY": "http://proxy"})
+    assert made["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert made["FLWR_DISABLE_UPDATE_CHECK"] == made["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert made["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.01"
+    assert made["no_proxy"] == "example.org,127.0.0.1,localhost"
+    assert made["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_progress_tells_each_round_once_and_only_when_its_line_is_complete(tmp_path):
+    progress, metrics = Progress(tmp_path), tmp_path / "metrics.jsonl"
+    assert progress.news() == []
+    metrics.write_text('{"round": 1}\n{"round": 2')
+    assert [r["round"] for r in progress.news()] == [1]
+    assert progress.news() == []
+    metrics.write_text('{"round": 1}\n{"round": 2}\n')
+    assert [r["round"] for r in progress.news()] == [2]
+    metrics.write_text('{"round": 1}\n')  # a server that continues after round 1
+    assert progress.news() == []
+    metrics.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n')
+    assert [r["round"] for r in progress.news()] == [3]
