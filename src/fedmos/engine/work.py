@@ -219,7 +219,8 @@ class Crew:
 
 def largest_of(vectors: Sequence[Tensor]) -> Tensor:
     """The largest absolute value along the last axis of any of the vectors; not finite if anything in them is not."""
-    return reduce(torch.maximum, [torch.linalg.vector_norm(v, torch.inf, dim=-1) for v in vectors])
+    largest: Tensor = reduce(torch.maximum, [torch.linalg.vector_norm(v, torch.inf, dim=-1) for v in vectors])
+    return largest
 
 
 def _first_rows(vectors: Vectors, M: int) -> Vectors:
