@@ -28,6 +28,7 @@ from .engine.fitness import check_fit, repeatable
 from .engine.memory import keep_memory
 from .engine.rounds import DivergenceError, Simulation, Steps
 from .engine.task import Moved, Task, on_device
+from .fairness import client_accuracy
 from .history import Record, reached
 from .losses import Loss, LossFunction
 from .metrics import measurable
@@ -156,7 +157,7 @@ class Session:
         self.ranks = ranks = Ranks.joined(device_)
         if ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
-        self._kept = out is not None
+        self._kept, self.rounds = out is not None, rounds
         self._folder: RunFolder | None = None
         if out is not None and ranks.first:  # the first rank writes
             self._folder = out if isinstance(out, RunFolder) else RunFolder(out)
@@ -166,7 +167,8 @@ class Session:
                 plan = ranks.only_first(lambda: self._plan(engine, task, selection, system, rounds, earlier))
             info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
             if earlier is not None:
-                info |= {key: earlier.info[key] for key in ("narrowed", "recovered") if key in earlier.info}
+                kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
+                info |= {key: earlier.info[key] for key in kept if key in earlier.info}
             task = replace(task, compiled=plan.compiled)
             self.simulation = Simulation(
                 task=task,
@@ -182,10 +184,15 @@ class Session:
             )
             if earlier is not None:
                 self.simulation.restore(earlier)
+                if "light" in earlier.info and not self._over():
+                    raise ValueError(
+                        f"Cannot go on with the run in {os.fspath(out)} because only its model and history were kept; "
+                        "use a new folder"
+                    )
         except BaseException:
             self.close()
             raise
-        self.task, self.info, self.rounds = task, info, rounds
+        self.task, self.info = task, info
         self._before = self.simulation.x
         self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
 
@@ -246,6 +253,7 @@ class Session:
                     raise
                 return self.end(interrupted=True)
             except DivergenceError as error:
+                self.info["diverged"] = str(error)
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
@@ -270,13 +278,19 @@ class Session:
     def steps(self) -> Steps[Record] | None:
         """The next round, or None if there is none."""
         simulation = self.simulation
-        if simulation.t >= self.rounds or (simulation.t > 0 and _met(self._target, simulation.history[-1])):
+        if self._over():
             return None
         t = simulation.t + 1
         return simulation.steps(evaluate=t % self._eval_every == 0 or t == self.rounds)
 
+    def _over(self) -> bool:
+        simulation = self.simulation
+        return simulation.t >= self.rounds or (simulation.t > 0 and _met(self._target, simulation.history[-1]))
+
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
+        for of_the_end in ("client_accuracy", "diverged"):
+            self.info.pop(of_the_end, None)
         record = self._diagnosed(record)
         if self.ranks.only_first(lambda: self._noted(record)):
             self._save()
@@ -296,7 +310,7 @@ class Session:
             self._folder.note(self.simulation.history)
         for watcher in self.watchers:
             watcher.on_round(record)
-        return self._folder is not None and self._folder.due(self.simulation.t)
+        return self._folder is not None and not self._over() and self._folder.due(self.simulation.t)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
@@ -307,7 +321,8 @@ class Session:
         if self.ranks.size > 1:
             needed = self.ranks.agree([] if folder is None else folder.checkpoints.needed(changed))
             snapshot.clients = simulation.collected(needed)
-        self.ranks.only_first(lambda: None if folder is None else folder.save(snapshot, changed))
+        final = not interrupted and self._over()
+        self.ranks.only_first(lambda: None if folder is None else folder.save(snapshot, changed, final))
         changed.clear()
         self._saved = simulation.t
         if folder is not None:
@@ -319,6 +334,9 @@ class Session:
         return self.simulation.result(self.info, interrupted)
 
     def end(self, interrupted: bool = False) -> Result:
+        if self._kept and not interrupted and "client_accuracy" not in self.info:
+            of_x = self.ranks.only_first(lambda: client_accuracy(self.task, self.simulation.x))
+            self.info["client_accuracy"], self._saved = of_x, None
         self._save(interrupted)
         final = self.result(interrupted)
         self.ranks.only_first(lambda: self._ended(final))

@@ -98,9 +98,23 @@
     return [traces, figure];
   }
 
+  function servedFigure() {
+    const traces = [];
+    data.served.forEach((s, i) => {
+      if (s === null) return;
+      traces.push({ x: s.shares, y: s.accuracies, type: "scatter", mode: "lines", visible: !state.hidden.has(i), hoverinfo: "text",
+        name: plain(data.methods[i]), line: { color: colour(i), width: 2, dash: dash(i) },
+        text: s.accuracies.map((v, k) => `<b>${plain(data.methods[i])}</b><br>worst ${Math.round(100 * s.shares[k])} % of clients: up to ${shown(v)}`) });
+    });
+    const figure = layout("share of clients, the worst first", "accuracy on own data");
+    figure.xaxis.tickformat = ".0%";
+    return [traces, figure];
+  }
+
   function draw() {
     const figures = data.metrics.map((metric) => [`plot-${metric.name}`, ...metricFigure(metric)]);
     if (data.split !== null) figures.push(["plot-split", ...splitFigure()]);
+    if (data.served.some((s) => s !== null)) figures.push(["plot-served", ...servedFigure()]);
     figures.push(["plot-chosen", ...chosenFigure()]);
     return Promise.all(figures.map((figure) => Plotly.react(...figure, config))).then(() => {
       document.documentElement.dataset.drawn = performance.now().toFixed(0);
@@ -117,7 +131,7 @@
   }));
   document.querySelectorAll("button[data-all]").forEach((button) => button.addEventListener("click", () => {
     document.querySelectorAll("input[name=method]").forEach((input) => {
-      input.checked = button.dataset.all === "show";
+      input.checked = ["show", data.groups[Number(input.value)]].includes(button.dataset.all);
       state.hidden[input.checked ? "delete" : "add"](Number(input.value));
     });
     draw();
