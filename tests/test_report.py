@@ -320,6 +320,7 @@ def test_in_a_browser(written):
         "plot-train_accuracy",
         "plot-test_loss",
         "plot-accuracy",
+        "plot-served",
         "plot-split",
         "plot-chosen",
     }

@@ -47,7 +47,7 @@ def test_a_target_never_reached_is_said_so_everywhere(done):
     cells = table.cells()[2]
     assert cells[0] == "hopeless"
     assert cells[2:7] == ["not reached"] * 5
-    assert cells[8:] == ["not reached"] * 3
+    assert cells[9:] == ["not reached"] * 3
     written = json.loads((out / "table.json").read_text())["methods"][2]
     assert written["reached"] == 0
     assert written["mean"]["rounds"] is None
@@ -184,7 +184,7 @@ def test_targets_and_baselines_that_are_refused(change, sentence):
 def test_watching(tmp_path):
     said = []
     watch = Lines(said.append)
-    watch.tuned("a", 0.1)
+    watch.tuned("a", "0.1")
     watch.trained("a", "well")
     assert said == ["a: step size 0.1", "a: well"]
     board = Board("title", ["a", "b"], 9, "accuracy")

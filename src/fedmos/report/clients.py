@@ -12,7 +12,7 @@ _POINTS = 101
 
 
 class Served(NamedTuple):
-    """The final models' accuracy on clients' own training data, clients from the worst to the best; means over seeds."""
+    """The final models' accuracy on clients' own training data, from the worst client to the best; means over seeds."""
 
     shares: list[float]
     """The share of clients that come before."""
