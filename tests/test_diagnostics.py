@@ -118,8 +118,8 @@ def outputs_mean(outputs, targets):
 
 def deviations(algorithm, rounds, slopes, **changes):
     data = fm.FederatedData.from_arrays([(a, [0.0] * len(a)) for a in slopes])
-    given = {"local_steps": 3, "loss": outputs_mean, "dtype": torch.float64, "callbacks": [fm.Diagnostics(every=1)]}
-    result = fm.run(Slope(), data, algorithm, fm.Full(), rounds=rounds, **given | changes)
+    given = {"selection": fm.Full(), "local_steps": 3, "loss": outputs_mean, "dtype": torch.float64}
+    result = fm.run(Slope(), data, algorithm, rounds=rounds, callbacks=[fm.Diagnostics(every=1)], **given | changes)
     return [r.diagnostics.get("momentum_deviation") for r in result.history]
 
 

@@ -185,14 +185,12 @@ def test_runs_that_end_early_leave_the_others_their_evaluation(monkeypatch):
         )
 
 
-def test_a_run_that_diverged_is_not_played_again(tmp_path):
+def test_a_run_that_diverged_is_not_played_again(tmp_path, monkeypatch):
     run = run_of(0, fm.FedAvg(lr=1e30)) | {"out": tmp_path / "run"}
     (first,) = fm.run_many([run], **SHARED)
     assert "is not finite" in first.info["diverged"]
     # As if it had been brought from a machine on which it diverged: here it would go on.
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patched:
-        patched.setattr(fm.FedAvg, "step", lambda self, y, s, c, grad, k: (y, s))
-        (again,) = fm.run_many([run | {"resume": True}], **SHARED)
+    monkeypatch.setattr(fm.FedAvg, "step", lambda self, y, s, c, grad, k: (y, s))
+    (again,) = fm.run_many([run | {"resume": True}], **SHARED)
     assert len(again.history) == len(first.history)
     assert again.interrupted

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from .config import CompareConfig
+from .config import CompareConfig, Tuning
 from .config_fields import FinalOf
 from .many import run_many
 from .outcomes import Row, Tuned, final_mean, spread
@@ -119,33 +119,37 @@ class _Comparison:
         self._begun: dict[Job, Future[None]] = {}
 
     def rows(self) -> list[Row]:
-        config, tune = self._config, self._config.tune
-        tries: dict[int, list[Job]] = {}
-        if tune is not None:
-            tries = {
-                i: [Job(i, tuple(point.items()), tune.seed, tuning=True) for point in tune.points(method)]
-                for i, method in enumerate(config.methods)
-            }
-        as_given = entries(config, {})
+        config = self._config
+        chosen = {} if config.tune is None else self._tuned(config.tune)
+        for group in self._groups:
+            self._start(group, entries(config, chosen))
+        return [self._row(entry) for entry in entries(config, chosen)]
+
+    def _tuned(self, tune: Tuning) -> dict[int, Tuned]:
+        """What each method takes from its grid; the runs of its rows begin as soon as can be."""
+        config, chosen = self._config, dict[int, Tuned]()
+        tries = {
+            i: [Job(i, tuple(point.items()), tune.seed, tuning=True) for point in tune.points(method)]
+            for i, method in enumerate(config.methods)
+        }
         for i, jobs in tries.items():
             self._onlooker.tuning(config.tuned_as(config.methods[i].label), self._folders(jobs))
         for group in self._groups:
-            self._start([job for i in group for job in tries.get(i, [])], as_given, group)
-        chosen: dict[int, Tuned] = {}
-        for group in self._groups if tune is not None else []:
+            self._start(group, entries(config, {}), [job for i in group for job in tries[i]])
+        for group in self._groups:
             for i in group:
                 chosen[i] = choose(config, tune, config.methods[i], self._ended(tries[i]))
                 self._onlooker.tuned(config.tuned_as(config.methods[i].label), str(chosen[i]))
-            self._start([], entries(config, chosen), group)
-        return [self._row(entry) for entry in entries(config, chosen)]
+            self._start(group, entries(config, chosen))
+        return chosen
 
-    def _start(self, jobs: list[Job], rows: list[Entry], group: list[int]) -> None:
-        """Begin runs of a group of methods, and those of its rows, in as many processes as there are to spare."""
+    def _start(self, group: list[int], rows: list[Entry], jobs: Sequence[Job] = ()) -> None:
+        """Begin the runs of a group's rows, and others of its methods, in as many processes as there are to spare."""
         for entry in rows:
             own = entry.jobs(self._config.seeds)
             if entry.method in group and not all(job in self._begun for job in own):
                 self._onlooker.training(entry.label, self._folders(own))
-                jobs = jobs + own
+                jobs = [*jobs, *own]
         new = [job for job in dict.fromkeys(jobs) if job not in self._begun]
         width = max(1, -(len(new) // -self._parts))
         for i in range(0, len(new), width):

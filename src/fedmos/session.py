@@ -29,7 +29,7 @@ from .engine.memory import keep_memory
 from .engine.rounds import DivergenceError, Simulation, Steps
 from .engine.task import Moved, Task, on_device
 from .fairness import client_accuracy
-from .history import Record, reached
+from .history import History, Record, reached
 from .losses import Loss, LossFunction
 from .metrics import measurable
 from .params import FlatModel
@@ -184,11 +184,6 @@ class Session:
             )
             if earlier is not None:
                 self.simulation.restore(earlier)
-                if "light" in earlier.info and not self._over():
-                    raise ValueError(
-                        f"Cannot go on with the run in {os.fspath(out)} because only its model and history were kept; "
-                        "use a new folder"
-                    )
         except BaseException:
             self.close()
             raise
@@ -205,6 +200,10 @@ class Session:
             if self._folder is None:
                 return None
             found = _earlier(self._folder, resume, info)
+            if found is not None and "light" in found.info and not _over(found.history, self.rounds, self._target):
+                raise ValueError(
+                    f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
+                )
             return self._folder.checkpoints.chosen
 
         number = self.ranks.only_first(look)
@@ -248,6 +247,7 @@ class Session:
                         self._narrow()
                         continue
                     self.after(record)
+                return self.end()
             except KeyboardInterrupt:
                 if self.ranks.size > 1:  # who knows where the others are: what counts is the newest checkpoint
                     raise
@@ -257,7 +257,6 @@ class Session:
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
-            return self.end()
 
     def _narrow(self) -> None:
         """Out of memory: fewer clients side by side from now on. The round that failed has left no trace."""
@@ -284,8 +283,7 @@ class Session:
         return simulation.steps(evaluate=t % self._eval_every == 0 or t == self.rounds)
 
     def _over(self) -> bool:
-        simulation = self.simulation
-        return simulation.t >= self.rounds or (simulation.t > 0 and _met(self._target, simulation.history[-1]))
+        return _over(self.simulation.history, self.rounds, self._target)
 
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
@@ -360,6 +358,11 @@ class _Function(Callback):
 
     def on_round(self, record: Record) -> None:
         self._function(record)
+
+
+def _over(history: History, rounds: int, target: Mapping[str, float]) -> bool:
+    """Whether there is no round left to play."""
+    return len(history) >= rounds or (len(history) > 0 and _met(target, history[-1]))
 
 
 def _met(target: Mapping[str, float], record: Record) -> bool:
