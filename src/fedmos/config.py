@@ -337,11 +337,9 @@ class CompareConfig(Training):
             grids["tune"] = {"lr": self.tune.lr}
         elif grids:
             raise whole(f"{next(iter(grids))}: must be left out where there is no tune")
-        for name, values in (
-            ("seeds", self.seeds),
-            ("methods.label", labels),
-            *((f"{where}.{field}", values) for where, grid in grids.items() for field, values in grid.items()),
-        ):
+        listed: dict[str, Sequence[Any]] = {"seeds": self.seeds, "methods.label": labels}
+        listed |= {f"{where}.{field}": values for where, grid in grids.items() for field, values in grid.items()}
+        for name, values in listed.items():
             if len(set(values)) != len(values):
                 raise whole(f"{name}: must be different in each place, got the same twice")
         if self.tune is not None:
