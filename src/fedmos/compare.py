@@ -196,6 +196,7 @@ def _work(text: str, jobs: list[Job], out: str) -> None:
     """Runs of a group of methods, in a worker, side by side; one that diverges counts as far as it got."""
     config = CompareConfig.model_validate_json(text)
     dataset, runs = config.data.load(), []
+    federations = {seed: config.data.make(seed, dataset) for seed in {job.seed for job in jobs}}
     for job in jobs:
         method = config.methods[job.method]
         more = {"out": RunFolder(job.folder(out), light=config.light), "resume": True}
@@ -205,7 +206,7 @@ def _work(text: str, jobs: list[Job], out: str) -> None:
                 "target": config.target if config.tune.by == "rounds" else None,
             }
         algorithm = method.algorithm.but(**dict(job.values))
-        runs.append(config.arguments(algorithm, method.selection, job.seed, dataset, **more))
+        runs.append(config.arguments(algorithm, method.selection, job.seed, federations[job.seed], **more))
     run_many(runs)
 
 

@@ -194,10 +194,10 @@ class Training(Strict):
         return fm.run(**self.arguments(algorithm, selection, seed, **more))
 
     def arguments(
-        self, algorithm: Choice, selection: Choice, seed: int, dataset: fm.Dataset | None = None, **more: Any
+        self, algorithm: Choice, selection: Choice, seed: int, data: fm.FederatedData | None = None, **more: Any
     ) -> dict[str, Any]:
-        """What to call `fm.run` with."""
-        parts = self._method(algorithm, selection) | self._common(seed, dataset)
+        """What to call `fm.run` with; `data` is the seed's federation, if it was made before."""
+        parts = self._method(algorithm, selection) | self._common(seed, data)
         check_parts(parts, seed, located)
         return parts | more | {"seed": seed}
 
@@ -208,7 +208,7 @@ class Training(Strict):
             "selection": build(f"{where}selection", selection, catalogue.selectors()),
         }
 
-    def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
+    def _common(self, seed: int, data: fm.FederatedData | None = None) -> dict[str, Any]:
         """All other arguments of `fm.run`; what costs most is made last."""
         given = {name: getattr(self, name) for name in Training.model_fields if name != "diagnostics"}
         if self.diagnostics is not None:
@@ -222,7 +222,7 @@ class Training(Strict):
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, catalogue.availabilities())
-        return given | {"model": self.make_model(seed), "data": self.data.make(seed, dataset)}
+        return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
         """The model; its initial weights follow the run's seed unless it has one of its own."""
@@ -248,8 +248,8 @@ class RunConfig(Training):
         check_parts(parts, self.seed, located)
         _check_task(parts, self.target)
 
-    def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
-        return super()._common(seed, dataset) | {"target": self.target}
+    def _common(self, seed: int, data: fm.FederatedData | None = None) -> dict[str, Any]:
+        return super()._common(seed, data) | {"target": self.target}
 
 
 class Search(Strict):
