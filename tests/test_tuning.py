@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import browser
 import comparisons
 from fedmos import config
 from fedmos.compare import caption, compare
@@ -174,3 +175,25 @@ def test_comparing_needs_no_packages_of_the_command_line():
     code = "import sys; sys.modules['rich'] = sys.modules['typer'] = None; import fedmos.compare, fedmos.config"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium here")
+def test_tuned_methods_are_drawn_first_and_others_on_request(done, tmp_path):
+    (tmp_path / "report.html").write_text(page.html(study([done[0]])), "utf-8")
+    found = browser.ask(
+        tmp_path / "report.html",
+        """
+        const drawn = () => ["plot-train_loss", "plot-served"].map((id) =>
+          document.querySelectorAll(`#${id} .scatterlayer .trace`).length);
+        answer.first = drawn();
+        document.querySelector("[data-all=show]").click(); await settled();
+        answer.all = drawn();
+        document.querySelector("[data-all=given]").click(); await settled();
+        answer.given = [drawn(), [...document.querySelectorAll("input[name=method]")].map((box) => box.checked)];
+        """,
+    )
+    assert found["faults"] == []
+    assert found["first"] == [2, 2]
+    assert found["all"] == [4, 4]
+    assert found["given"] == [[2, 2], [True, True, False, False]]

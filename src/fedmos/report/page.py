@@ -40,7 +40,7 @@ def html(study: Study) -> str:
     curves = {metric: [curve(row, metric) for row in study.rows] for metric in order}
     curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
     picture, frequencies = split(study), [chosen(row) for row in study.rows]
-    across = [served(row) for row in study.rows]
+    across, groups = [served(row) for row in study.rows], ["given" if r.tuned is None else "tuned" for r in study.rows]
     clocked = any(line.seconds is not None for lines in curves.values() for line in lines)
     axes = {name: words for name, words in _AXES.items() if name != "seconds" or clocked}
     data = {
@@ -57,7 +57,8 @@ def html(study: Study) -> str:
             for metric, lines in curves.items()
         ],
         "split": _bubbles(picture) if isinstance(picture, Split) else None,
-        "groups": ["tuned" if row.tuned is not None else "given" for row in study.rows],
+        "groups": groups,
+        "styles": [groups[:i].count(group) for i, group in enumerate(groups)],
         "served": [None if s is None else {"shares": s.shares, "accuracies": _rounded(s.accuracies)} for s in across],
         "chosen": [None if c is None else {"ranks": c.ranks, "shares": _rounded(c.shares)} for c in frequencies],
     }
@@ -66,7 +67,7 @@ def html(study: Study) -> str:
         f'<p class="answer">{escape(answer(table))}</p>',
         _outcome(study),
         "<h2>Curves</h2>",
-        _controls(axes, methods, both=len({row.tuned is None for row in study.rows}) > 1),
+        _controls(axes, methods, groups),
         *(_metric_figure(metric, lines) for metric, lines in curves.items() if metric in METRICS),
         *_diagnostics({measure: lines for measure, lines in curves.items() if measure in MEASURES}),
         *_served_figure(methods, across),
@@ -173,7 +174,9 @@ def _outcome(study: Study) -> str:
     return shown.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
 
 
-def _controls(axes: dict[str, str], methods: list[str], both: bool) -> str:
+def _controls(axes: dict[str, str], methods: list[str], groups: list[str]) -> str:
+    """Switches; of methods that are there both as they are given and tuned, the tuned are shown first."""
+    both = len(set(groups)) > 1
     choices = "".join(
         f'<label><input type="radio" name="axis" value="{name}"{" checked" if name == "rounds" else ""}>'
         f"{escape(words)}</label>"
@@ -182,7 +185,8 @@ def _controls(axes: dict[str, str], methods: list[str], both: bool) -> str:
     line = '<line x2="32" y1="8" y2="8" stroke-width="4"/>'
     swatch = f'<svg class="swatch" viewBox="0 0 32 16" aria-hidden="true">{line}</svg>'
     boxes = "".join(
-        f'<label><input type="checkbox" name="method" value="{i}" checked>{swatch}{escape(label)}</label>'
+        f'<label><input type="checkbox" name="method" value="{i}"{"" if both and groups[i] == "given" else " checked"}>'
+        f"{swatch}{escape(label)}</label>"
         for i, label in enumerate(methods)
     )
     buttons = {"show": "all", "hide": "none"} | ({"given": "as given", "tuned": "tuned"} if both else {})
