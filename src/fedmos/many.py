@@ -72,8 +72,10 @@ def _play(group: list[Session], interrupted: bool) -> tuple[list[Result], bool]:
     together = Together([session.simulation for session in group])
     ended: dict[int, Result] = {}
     with arithmetic(group[0].task.model.precision):
-        for session in group:
+        for number, session in enumerate(group):
             session.begin()
+            if "diverged" in session.info:  # earlier, and would again
+                ended[number] = session.end(interrupted=True)
         try:
             first = True
             while len(ended) < len(group) and not interrupted:
@@ -145,6 +147,7 @@ class _Round:
             self._records[number] = end.value
         except DivergenceError as error:
             _log.warning("A run of several ends early: %s", error)
+            session.info["diverged"] = str(error)
             self._ended[number] = session.end(interrupted=True)
         else:
             if isinstance(request, Job):

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     PARTITION = 7
     SPLIT = 8
     PROBE = 9
+    DIAGNOSTICS = 10
 
 
 def signed(value: int) -> int:
