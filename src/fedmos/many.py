@@ -146,6 +146,7 @@ class _Round:
             self._records[number] = end.value
         except DivergenceError as error:
             _log.warning("A run of several ends early: %s", error)
+            session.info["diverged"] = str(error)
             self._ended[number] = session.end(interrupted=True)
         else:
             if isinstance(request, Job):
