@@ -21,6 +21,9 @@ def reproduce(
     records: Annotated[Path | None, typer.Option(help="Folder for the records (default: the same).")] = None,
     report: Annotated[bool, typer.Option(help="Whether to write report.html for each part.")] = True,
     list_: Annotated[bool, typer.Option("--list", help="Show every study and its parts.")] = False,
+    merge: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Add the records of FOLDER to those of --records.")
+    ] = None,
     pages: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the pages in FOLDER again from FOLDER/data.")
     ] = None,
@@ -32,13 +35,15 @@ def reproduce(
     from .reproduction.command import listing
     from .reproduction.command import reproduce as run
     from .reproduction.pages import build
+    from .reproduction.record import merge as merge_records
     from .reproduction.train import Wanted
 
     if list_:
         print(listing())
+    elif merge is not None:
+        print(*merge_records(merge, records or out), sep="\n")
     elif pages is not None:
-        for path in build(pages):
-            print(path)
+        print(*build(pages), sep="\n")
     elif name is None:
         raise ValueError("NAME must be given; use fedmos reproduce --list for the studies")
     else:

@@ -106,6 +106,15 @@ class Records:
                 kept[_key(run)] = run
         self._part(part.name)["runs"] = [kept[key] for key in sorted(kept)]
 
+    def absorb(self, other: Records) -> None:
+        """Keep what another's records have, too."""
+        for name, theirs in other._table["parts"].items():
+            part = load(other._table["study"]).part(name)
+            self.add(part, theirs["runs"])
+            mine = self._part(name)
+            mine["tuned"] |= theirs["tuned"]
+            mine["sessions"] += [session for session in theirs["sessions"] if session not in mine["sessions"]]
+
     def write(self) -> None:
         """A line for each run, so that changes can be read."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +123,20 @@ class Records:
     def _part(self, name: str) -> dict[str, Any]:
         part: dict[str, Any] = self._table["parts"].setdefault(name, {"tuned": {}, "sessions": [], "runs": []})
         return part
+
+
+def merge(folder: Path, into: Path) -> list[Path]:
+    """Add the records of a folder to those of another; returns the files that were written."""
+    written = []
+    for name in names():
+        if (folder / f"{name}.json").exists():
+            records = Records(into, name)
+            records.absorb(Records(folder, name))
+            records.write()
+            written.append(records.path)
+    if not written:
+        raise ValueError(f"Cannot merge {folder} because it holds no records")
+    return written
 
 
 def _key(run: Run) -> tuple[str, float, int, bool]:
