@@ -99,18 +99,20 @@ class Records:
 
     def add(self, part: Part, runs: Iterable[Run]) -> None:
         """Keep runs, in place of shorter ones or of those of another configuration."""
-        kept = {_key(run): run for run in self._part(part.name)["runs"]}
+        self._keep(part.name, runs)
+
+    def _keep(self, name: str, runs: Iterable[Run]) -> None:
+        kept = {_key(run): run for run in self._part(name)["runs"]}
         for run in runs:
             before = kept.get(_key(run))
             if before is None or before["configuration"] != run["configuration"] or before["rounds"] <= run["rounds"]:
                 kept[_key(run)] = run
-        self._part(part.name)["runs"] = [kept[key] for key in sorted(kept)]
+        self._part(name)["runs"] = [kept[key] for key in sorted(kept)]
 
     def absorb(self, other: Records) -> None:
         """Keep what another's records have, too."""
         for name, theirs in other._table["parts"].items():
-            part = load(other._table["study"]).part(name)
-            self.add(part, theirs["runs"])
+            self._keep(name, theirs["runs"])
             mine = self._part(name)
             mine["tuned"] |= theirs["tuned"]
             mine["sessions"] += [session for session in theirs["sessions"] if session not in mine["sessions"]]
@@ -183,13 +185,13 @@ def run_record(part: Part, job: Job, result: Result, wanted: int) -> Run:
 
 
 def _shown(part: Part) -> list[Part]:
-    """All parts of all studies that show this part's runs."""
-    return [own for name in names() for own in load(name).parts if own.key == part.key or own.runs_of == part.key]
+    """The part, and all parts of all studies that show its runs."""
+    return [part, *(own for name in names() for own in load(name).parts if own.runs_of == part.key)]
 
 
 def _aims(part: Part) -> dict[str, tuple[str, float]]:
     """What is to be reached: the target, and what any of the tables that show a part's runs asks for."""
-    columns = [column for own in _shown(part) or [part] for column in own.columns]
+    columns = [column for own in _shown(part) for column in own.columns]
     wanted = [(metric, level) for metric, level in part.table["target"].items() if not isinstance(level, Mapping)]
     wanted += [(column.metric, column.value) for column in columns if column.value is not None]
     return {aim(metric, value): (metric, value) for metric, value in wanted}

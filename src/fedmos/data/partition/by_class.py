@@ -24,12 +24,11 @@ def _is_pair(v: object) -> bool:
 
 
 def _is_size(v: object) -> bool:
+    if not isinstance(v, Sequence) or isinstance(v, str):
+        return count.test(v)
     if _is_pair(v):
-        low, high = v  # type: ignore[misc]
-        return bool(low <= high)
-    if isinstance(v, Sequence) and not isinstance(v, str):
-        return len(v) > 0 and all(map(_is_pair, v))
-    return count.test(v)
+        return bool(v[0] <= v[1])
+    return len(v) > 0 and all(map(_is_pair, v))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +67,7 @@ class ByClass:
             case (int() as low, int() as high):
                 return [(clients, low, high)]
             case tuple() as groups:
-                return [(holders, samples, samples) for holders, samples in groups]  # type: ignore[misc]
+                return [(holders, samples, samples) for holders, samples in groups]
             case size:
                 return [(clients, size or 0, size or 0)]
 
