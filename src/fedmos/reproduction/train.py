@@ -189,8 +189,8 @@ def _groups(methods: Sequence[Method]) -> list[list[Method]]:
 
 def _words(jobs: Sequence[Job]) -> str:
     labels = list(dict.fromkeys(job.label for job in jobs))
-    what = "step sizes tried" if jobs[0].tuning else "runs"
-    return f"{', '.join(labels)} ({len(jobs)} {what} side by side)"
+    what = "trials of step sizes" if jobs[0].tuning else "runs"
+    return ", ".join(labels) + (f" ({len(jobs)} {what} side by side)" if len(jobs) > 1 else "")
 
 
 def session(seconds: float, jobs: Sequence[Job], rounds: int, info: dict[str, Any]) -> dict[str, Any]:
