@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -40,7 +41,7 @@ class Job(NamedTuple):
     tuning: bool = False
 
     def folder(self, out: Path) -> Path:
-        word = "".join(c if c.isalnum() else "-" for c in self.label).strip("-")
+        word = re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-")
         return out / "runs" / (f"{word}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.tuning else ""))
 
 
