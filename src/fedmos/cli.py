@@ -112,8 +112,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
 
     settings = config.load(config.CompareConfig, configuration, overrides)
     began = perf_counter()
-    labels = [method.label for method in settings.methods]
-    with watching(console, settings.title, labels, settings.rounds, settings.metric) as onlooker:
+    with watching(console, settings.title, settings.labels, settings.rounds, settings.metric) as onlooker:
         outcome = compare.compare(settings, out, onlooker)
     seconds = perf_counter() - began
     table = Table(

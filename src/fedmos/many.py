@@ -72,8 +72,10 @@ def _play(group: list[Session], interrupted: bool) -> tuple[list[Result], bool]:
     together = Together([session.simulation for session in group])
     ended: dict[int, Result] = {}
     with arithmetic(group[0].task.model.precision):
-        for session in group:
+        for number, session in enumerate(group):
             session.begin()
+            if "diverged" in session.info:  # earlier, and would again
+                ended[number] = session.end(interrupted=True)
         try:
             first = True
             while len(ended) < len(group) and not interrupted:

@@ -30,6 +30,7 @@ class Purpose(IntEnum):
     PARTITION = 7
     SPLIT = 8
     PROBE = 9
+    DIAGNOSTICS = 10
 
 
 def signed(value: int) -> int:

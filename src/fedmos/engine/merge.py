@@ -90,10 +90,11 @@ class Together:
 
     def evaluate(self, models: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
         """The metrics of models, each with the number of its run."""
-        if self._evaluator is None or len(models) < len(self._runs):
+        if self._evaluator is None or len(models) == 1:
             return [self._runs[number].evaluator(x[None])[0] for number, x in models]
-        # The evaluator's rows are the runs in order; requests come as they come.
-        measured = self._evaluator(torch.stack([x for _, x in sorted(models, key=lambda model: model[0])]))
+        # The evaluator's rows are the runs in order, with any model for those that have ended.
+        given = dict(models)
+        measured = self._evaluator(torch.stack([given.get(i, models[0][1]) for i in range(len(self._runs))]))
         return [measured[number] for number, _ in models]
 
     def _halves(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:

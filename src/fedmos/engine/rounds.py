@@ -274,6 +274,11 @@ class Simulation:
         """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
         self.drive(self._phases(cohort, None), watch)
 
+    def gradient_estimate(self, cohort: Cohort) -> Tensor | None:
+        """What the server's state says of the gradient at x, after a round with such a cohort."""
+        K = float(self.task.steps(self.task.data.sizes[cohort.ids]).to(torch.float64).mean())
+        return self.algorithm.gradient_estimate(self.x, self.state, self._context(cohort), K)
+
     def _evaluated(self, cohort: Cohort) -> int:
         """Samples whose loss the cohort computes for its reports."""
         asked = any(name != "loss" for name in self.chooser.selector.reports)
