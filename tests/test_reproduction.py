@@ -146,8 +146,7 @@ TINY = {
         "tuned": {
             "title": "Tuned",
             "source": "nowhere",
-            "tuning_rounds": 3,
-            "change": {"tune": {"lr": [0.001, 0.1], "seed": 9, "by": "final"}},
+            "change": {"tune": {"lr": [0.001, 0.1], "seed": 9, "by": "final", "rounds": 3}},
         },
     },
 }
@@ -230,6 +229,7 @@ def test_tuning_takes_the_better_step_size(tiny, tmp_path):
     assert records.tuned(part) == {"FedAvg": 0.1}
     assert [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)] == [(0.001, 3), (0.1, 3)]
     assert [(r["lr"], r["seed"], r["rounds"]) for r in records.runs(part)] == [(0.1, 0, 6)]
+    assert Sheet.of(part, tmp_path).rows()[0][:4] == ["FedAvg", "0.1 (largest tried)", "1", "6"]
 
 
 def test_runs_that_diverge_are_not_tried_again(tiny, tmp_path):

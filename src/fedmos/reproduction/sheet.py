@@ -87,8 +87,13 @@ class Sheet:
         return spread(values, column.digits)
 
     def _step_size(self, label: str) -> str:
+        """The runs' own; a chosen one at an end of the grid, beyond which something better may lie, is told so."""
         lrs = sorted({float(run["lr"]) for run in self.runs[label]})
-        return ", ".join(f"{lr:g}" for lr in lrs) if lrs else _NOTHING
+        if not lrs:
+            return _NOTHING
+        tried = self.part.source_of_runs.table.get("tune", {}).get("lr", ())
+        ends = {min(tried): " (smallest tried)", max(tried): " (largest tried)"} if len(tried) > 1 else {}
+        return ", ".join(f"{lr:g}{ends.get(lr, '')}" for lr in lrs)
 
     def contrasts(self) -> list[list[str]]:
         """How many times as much one method needs as another, with bootstrap intervals over the seeds they share."""

@@ -79,8 +79,6 @@ class Part:
     """The part, as STUDY/PART, whose runs these are."""
     shows: tuple[str, ...] = ()
     """Of another part's methods, which; all if none are named."""
-    tuning_rounds: int | None = None
-    """For how long step sizes are tried; by default to the last round."""
     versus: tuple[tuple[str, str], ...] = ()
     """Pairs of methods, the second of which is the baseline of the first."""
     drawn: str | None = None
@@ -171,7 +169,7 @@ def read(name: str, table: Mapping[str, Any]) -> Study:
     return Study(name=name, paper=table["paper"], title=table["title"], parts=parts)
 
 
-_PLAIN = ("title", "source", "note", "runs_of", "shows", "tuning_rounds", "versus", "drawn")
+_PLAIN = ("title", "source", "note", "runs_of", "shows", "versus", "drawn")
 
 
 def _part(study: str, name: str, own: Mapping[str, Any], table: Mapping[str, Any]) -> Part:

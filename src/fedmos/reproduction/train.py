@@ -18,6 +18,7 @@ from ..callbacks import Callback
 from ..config import CompareConfig, Method
 from ..config_fields import FinalOf
 from ..data.dataset import Dataset
+from ..data.federated import FederatedData
 from ..history import Record
 from ..many import run_many
 from ..metrics import is_loss
@@ -42,7 +43,11 @@ class Wanted:
     precision: str | None = None
 
     def configuration(self, part: Part) -> CompareConfig:
-        config = part.comparison(rounds=self.rounds, device=self.device, precision=self.precision)
+        changes: dict[str, Any] = {"rounds": self.rounds, "device": self.device, "precision": self.precision}
+        tune = part.table.get("tune", {})
+        if self.rounds is not None and self.rounds < tune.get("rounds", 0):
+            changes["tune"] = tune | {"rounds": self.rounds}
+        config = part.comparison(**changes)
         labels = matching(self.methods, [method.label for method in config.methods], "--methods")
         methods = [method for method in config.methods if method.label in labels]
         return config.model_copy(update={"methods": methods, "seeds": config.seeds[: self.seeds]})
@@ -77,6 +82,7 @@ class Trainer:
         self._part, self._config, self._out = part, config, out
         self._records, self._deadline, self._say = records, deadline, say
         self._dataset: Dataset | None = None
+        self._federations: dict[int, FederatedData] = {}
 
     def train(self) -> None:
         for methods in _groups(self._config.methods):
@@ -94,7 +100,7 @@ class Trainer:
         tune, part = self._config.tune, self._part
         if tune is None:
             return [float(method.algorithm.fields["lr"]) for method in methods]
-        rounds = min(part.tuning_rounds or self._config.rounds, self._config.rounds)
+        rounds = tune.rounds or self._config.rounds
         grids = [[Job(method.label, lr, tune.seed, tuning=True) for lr in tune.lr] for method in methods]
         if not self._play([job for grid in grids for job in grid], rounds):
             return None
@@ -126,7 +132,6 @@ class Trainer:
             return True
         if self._deadline.passed:
             return False
-        self._dataset = self._dataset or self._config.data.load()
         self._say(f"{self._part.key}: {_words(todo)}, {rounds} rounds")
         began = time.perf_counter()
         results = run_many([self._arguments(job, rounds) for job in todo])
@@ -168,7 +173,7 @@ class Trainer:
             method.algorithm.but(lr=job.lr),
             method.selection,
             job.seed,
-            self._dataset,
+            self._federation(job.seed),
             rounds=rounds,
             target=dict([self._stop]) if job.tuning and self._stop is not None else None,
             out=job.folder(self._out),
@@ -176,6 +181,13 @@ class Trainer:
             checkpoint_every=_CHECKPOINTS,
             callbacks=[self._deadline],
         )
+
+    def _federation(self, seed: int) -> FederatedData:
+        """The seed's split. All share the data set's samples, which are brought to the device once."""
+        if seed not in self._federations:
+            self._dataset = self._dataset or self._config.data.load()
+            self._federations[seed] = self._config.data.make(seed, self._dataset)
+        return self._federations[seed]
 
 
 def _groups(methods: Sequence[Method]) -> list[list[Method]]:
