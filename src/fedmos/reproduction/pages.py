@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,12 +52,16 @@ def filled(text: str, data: Path) -> str:
 def _block(key: str, data: Path) -> str:
     part = by_key(key)
     sheet = Sheet.of(part, data)
-    lines = [f"**{part.title}** ({part.source}).{' ' + part.note if part.note else ''}", "", sheet.markdown()]
+    lines = [_wrapped(f"**{part.title}** ({part.source}). {part.note}"), "", sheet.markdown()]
     if chart(sheet) is not None:
         lines += [f"![{part.title}]({image(part)})", ""]
     study, name = part.source_of_runs.key.split("/")
-    lines += [" ".join(filter(None, (sheet.facts(), f"`fedmos reproduce {study} --part {name}`"))), ""]
+    lines += [_wrapped(f"{sheet.facts()} `fedmos reproduce {study} --part {name}`"), ""]
     return f"<!-- reproduce {key} -->\n\n" + "\n".join(lines) + "\n<!-- end -->"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text.strip(), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def image(part: Part) -> str:
