@@ -21,6 +21,7 @@ from rich.table import Table
 from . import __version__
 from .cli_data import app as data_app
 from .cli_report import plot, report
+from .cli_reproduce import reproduce
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.command()(report)
 app.command()(plot)
+app.command()(reproduce)
 console = Console()
 
 Overrides = Annotated[
