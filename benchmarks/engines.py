@@ -20,6 +20,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,10 +251,12 @@ def main() -> None:
                 )
 
 
-def precision(name: str | None) -> Any:
+@contextmanager
+def precision(name: str | None) -> Iterator[None]:
     from fedmos.precision import arithmetic
 
-    return arithmetic(name)  # type: ignore[arg-type]
+    with arithmetic(name), torch.autocast("cuda", torch.bfloat16, enabled=name == "bf16", cache_enabled=False):  # type: ignore[arg-type]
+        yield
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one pass of one way")
-    parser.add_argument("--precision", choices=["tf32"], help="of all but Flower")
+    parser.add_argument("--precision", choices=["tf32", "bf16"], help="of all but Flower")
     given = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     counted = f"median of {given.passes} × {given.rounds} rounds, range of the medians of a pass"

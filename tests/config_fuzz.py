@@ -58,10 +58,16 @@ COMPARE = {k: v for k, v in RUN.items() if k not in ("seed", "out", "checkpoint_
     "local_steps": None,
     "local_epochs": 1,
     "lr_decay": {"2": 0.5, "4": 0.5},
-    "tune": {"lr": [0.05, 0.1], "seed": 9, "by": "final"},
+    "tune": {"lr": [0.05, 0.1], "seed": 9, "by": "final", "rounds": 3, "rows": "tuned"},
+    "light": True,
     "methods": [
         {"label": "a", "algorithm": {"name": "FedAvg"}, "selection": {"name": "Uniform", "m": 4, "weights": "cohort"}},
-        {"label": "b", "algorithm": {"name": "Scaffold", "option": 1}, "selection": {"name": "MD", "m": 3}},
+        {
+            "label": "b",
+            "algorithm": {"name": "Scaffold", "option": 1},
+            "selection": {"name": "MD", "m": 3},
+            "grid": {"server_lr": [0.5, 1.0]},
+        },
     ],
 }
 del COMPARE["local_steps"]
@@ -152,6 +158,7 @@ FIELDS = {
     "checkpoint_every": COUNT,
     "diagnostics": COUNT,
     "title": text(1000),
+    "light": lambda v: type(v) is bool,
 }
 CHOICES = {
     "algorithm": {
@@ -214,7 +221,7 @@ def faults(table, kind):
 
     known = {*FIELDS, "data", "model", "target", "lr_decay", "availability", "system"}
     known |= {"algorithm", "selection"} if kind == "run" else {"seeds", "methods", "tune"}
-    known -= {"title"} if kind == "run" else {"seed", "out", "checkpoint_every"}
+    known -= {"title", "light"} if kind == "run" else {"seed", "out", "checkpoint_every"}
     found += [name for name in table if name not in known]
     found += [name for name in ("rounds", "data", "model") if name not in table]
     if ("local_steps" in table) == ("local_epochs" in table):
@@ -260,7 +267,10 @@ def faults(table, kind):
             type(lrs) is not list
             or not lrs
             or not all(map(POSITIVE, lrs))
-            or set(tune) - {"lr", "seed", "by"}
+            or set(tune) - {"lr", "seed", "by", "rounds", "rows"}
+            or not COUNT(tune.get("rounds", 1))
+            or (COUNT(table.get("rounds")) and tune.get("rounds", 1) > table["rounds"])
+            or tune.get("rows", "tuned") not in ("tuned", "both")
             or not SEED(tune.get("seed"))
             or tune["seed"] in (seeds if type(seeds) is list else [])
             or tune.get("by", "rounds") not in ("rounds", "final")
@@ -273,14 +283,29 @@ def faults(table, kind):
     for i, method in enumerate(methods):
         if (
             type(method) is not dict
-            or set(method) != {"label", "algorithm", "selection"}
+            or set(method) - {"grid"} != {"label", "algorithm", "selection"}
             or not text(200)(method["label"])
         ):
             found.append(f"methods.{i}")
             continue
-        found += choice(f"methods.{i}.algorithm", "algorithm", method["algorithm"], () if "tune" in table else ("lr",))
+        own = "tune" not in table or (type(tune) is dict and tune.get("rows") == "both")
+        found += choice(f"methods.{i}.algorithm", "algorithm", method["algorithm"], ("lr",) if own else ())
+        if "grid" in method:
+            found += _grid_faults(f"methods.{i}", method, "tune" in table)
         found += choice(f"methods.{i}.selection", "selection", method["selection"])
     return found
+
+
+def _grid_faults(where, method, tuned):
+    grid, algorithm = method["grid"], method["algorithm"]
+    if type(grid) is not dict or not grid or not tuned or type(algorithm) is not dict:
+        return [where]
+    fields = CHOICES["algorithm"].get(algorithm.get("name") if type(algorithm.get("name")) is str else None, {})
+    return [
+        f"{where}.grid.{field}"
+        for field, values in grid.items()
+        if field not in fields or type(values) is not list or not values or not all(map(fields[field], values))
+    ]
 
 
 def _data_faults(data, choice):

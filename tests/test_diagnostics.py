@@ -34,7 +34,7 @@ def test_they_are_what_they_say(digits, engine):
     result = fm.run(**given, rounds=2, callbacks=[fm.Diagnostics(every=2)])
     assert result.history[0].diagnostics is None
     found = result.history[1].diagnostics
-    assert set(found) == set(MEASURES)
+    assert set(found) == set(MEASURES) - {"momentum_deviation"}
     before, x = fm.run(**given, rounds=1).params, result.params
     step = x - before
     record, module = result.history[1], copy.deepcopy(model).double()
@@ -91,7 +91,7 @@ def test_they_are_drawn(quick, tmp_path):
     from fedmos.report import page
     from fedmos.report.study import study
 
-    quick(callbacks=[fm.Diagnostics(every=1)], out=tmp_path / "run")
+    quick(callbacks=[fm.Diagnostics(every=1)], algorithm=fm.FedMoS(lr=0.05), out=tmp_path / "run")
     html = page.html(study([tmp_path / "run"]))
     assert all(f'id="plot-{measure}"' in html for measure in MEASURES)
 
@@ -99,3 +99,78 @@ def test_they_are_drawn(quick, tmp_path):
 def test_refusals():
     with pytest.raises(ValueError, match="Diagnostics: 'every' must be an integer ≥ 1, got 0"):
         fm.Diagnostics(every=0)
+
+
+class Slope(torch.nn.Module):
+    """Its gradient is the same everywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(3))
+
+    def forward(self, a):
+        return a @ self.w
+
+
+def outputs_mean(outputs, targets):
+    return outputs.mean()
+
+
+def deviations(algorithm, rounds, slopes, every=1, **changes):
+    data = fm.FederatedData.from_arrays([(a, [0.0] * len(a)) for a in slopes])
+    given = {"selection": fm.Full(), "local_steps": 3, "loss": outputs_mean, "dtype": torch.float64, "engine": "loop"}
+    result = fm.run(Slope(), data, algorithm, rounds=rounds, callbacks=[fm.Diagnostics(every=every)], **given | changes)
+    return [r.diagnostics.get("momentum_deviation") for r in result.history if r.diagnostics]
+
+
+ALIKE = [[[1.0, 2.0, -1.0]]] * 3
+WITH_MOMENTUM = [
+    fm.FedAvgM(lr=0.1, beta=0.2),
+    fm.FedAdam(lr=0.1, beta1=0.2),
+    fm.FedYogi(lr=0.1, beta1=0.2),
+    fm.FedAdagrad(lr=0.1, beta1=0.2),
+    fm.FedCM(lr=0.1, alpha=0.8),
+    fm.FedADC(lr=0.1, beta=0.2, beta_local=0.2),
+    fm.FedADC(lr=0.1, beta=0.2, beta_local=0.1),
+    fm.Mime(lr=0.1),
+    fm.Mime(lr=0.1, beta=0.2),
+    fm.MimeLite(lr=0.1, beta=0.2),
+    fm.Stem(lr=0.1),
+    fm.Scaffold(lr=0.1),
+    fm.GHBM(lr=0.1, beta=0.2, tau=2),
+    fm.GHBM(lr=0.1, beta=0.2, tau=2, server_lr=0.2),
+    fm.FedMoS(lr=0.1, mu=0.0, beta=0.2),
+]
+
+
+@pytest.mark.parametrize("algorithm", WITH_MOMENTUM, ids=lambda a: type(a).__name__)
+def test_a_momentum_meets_a_gradient_that_stays_the_same(algorithm):
+    (found,) = deviations(algorithm, 20, ALIKE, every=20)
+    assert found < 1e-15
+    assert type(algorithm).gradient_estimate is not fm.Algorithm.gradient_estimate
+
+
+def test_the_momentum_of_fedavgm_has_seen_so_much_of_the_gradient():
+    """m̃ = (1 − β^t) ∇f, so that the deviation is β^2t."""
+    found = deviations(fm.FedAvgM(lr=0.1, beta=0.9), 5, ALIKE)
+    assert found == pytest.approx([0.9 ** (2 * t) for t in range(1, 6)])
+
+
+def test_methods_without_a_momentum_have_no_deviation():
+    for algorithm in (fm.FedAvg(lr=0.1), fm.MimeLite(lr=0.1), fm.FedHBM(lr=0.1, beta=0.2), fm.GHBM(lr=0.1, tau=3)):
+        assert deviations(algorithm, 2, ALIKE) == [None, None]
+
+
+@pytest.mark.parametrize("samples", [8192, 200])
+def test_the_gradient_is_everyones_though_few_take_part(monkeypatch, samples):
+    """Of all samples by importance or, where they are many, of an even draw."""
+    from fedmos import diagnostics
+
+    monkeypatch.setattr(diagnostics, "_SAMPLES", samples)
+    generator = torch.Generator().manual_seed(0)
+    slopes = [torch.randn(n, 3, generator=generator).double() + 1 for n in (5, 40, 200, 7)]
+    found = deviations(fm.FedCM(lr=0.1, alpha=0.8), 1, slopes, selection=fm.FixedCohorts([[1]]), local_steps=1)
+    everyone, own = torch.cat(slopes).mean(0), slopes[1].mean(0) * 0.8  # D = α g in the first round
+    should = float(((own - everyone) ** 2).sum() / (everyone**2).sum())
+    assert found[0] == pytest.approx(should, rel=0.3)
+    assert (found[0] == pytest.approx(should, rel=1e-9)) == (samples > 252)

@@ -171,3 +171,26 @@ def test_models_evaluated_together_get_their_own_weights(monkeypatch):
         for a, b in zip(together.history, alone.history, strict=True):
             assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
             assert a.test_loss == pytest.approx(b.test_loss, abs=1e-12)
+
+
+def test_runs_that_end_early_leave_the_others_their_evaluation(monkeypatch):
+    monkeypatch.setattr(Evaluator, "of_all", classmethod(lambda cls, tasks: cls(tasks, vectorised=True)))
+    runs = [run_of(seed, fm.FedAvg(lr=lr)) for seed, lr in ((0, 0.1), (1, 1e30), (2, 0.1))]
+    done = fm.run_many(runs, **SHARED)
+    assert [result.interrupted for result in done] == [False, True, False]
+    for i in (0, 2):
+        alone = fm.run(**SHARED | runs[i])
+        assert [r.train_loss for r in done[i].history] == pytest.approx(
+            [r.train_loss for r in alone.history], abs=1e-12
+        )
+
+
+def test_a_run_that_diverged_is_not_played_again(tmp_path, monkeypatch):
+    run = run_of(0, fm.FedAvg(lr=1e30)) | {"out": tmp_path / "run"}
+    (first,) = fm.run_many([run], **SHARED)
+    assert "is not finite" in first.info["diverged"]
+    # As if it had been brought from a machine on which it diverged: here it would go on.
+    monkeypatch.setattr(fm.FedAvg, "step", lambda self, y, s, c, grad, k: (y, s))
+    (again,) = fm.run_many([run | {"resume": True}], **SHARED)
+    assert len(again.history) == len(first.history)
+    assert again.interrupted

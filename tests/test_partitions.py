@@ -203,6 +203,20 @@ def test_by_class_draws_alike_for_few_and_for_many():
     assert min(map(min, smaller)) > 0.1
 
 
+def test_by_class_in_groups_of_clients():
+    """FedMoS's released CIFAR-10 split: so many clients of each size, five classes each in equal parts."""
+    y = np.arange(50_000) % 10
+    groups = [[50, 200], [100, 150], [150, 100], [150, 50], [50, 20]]
+    split = ByClass(classes=5, size=groups, share="even").split(y, 500, 3)
+    counts = counts_of(split, y)
+    sizes = counts.sum(1)
+    assert sorted(sizes) == sorted(n for clients, n in groups for _ in range(clients))
+    assert ((counts == sizes[:, None] / 5).sum(1) == 5).all()
+    assert not (sizes == np.sort(sizes)).all()
+    with pytest.raises(ValueError, match="'size' must be of all 400 clients, got pairs for 500"):
+        ByClass(classes=5, size=groups).split(y, 400, 3)
+
+
 def check_crowd(parts, y, classes, low, high, even):
     """The promises of `ByClass`, for very many clients."""
     sizes, everything = parts.sizes, parts.entries
@@ -745,6 +759,8 @@ def test_extreme_settings_are_met_or_refused_within_a_second(scheme, clients):
         (lambda: ByClass(classes=2.0), "ByClass: 'classes' must be an integer ≥ 1, got 2.0"),
         (lambda: ByClass(classes=2, size="10"), "ByClass: 'size' must be"),
         (lambda: ByClass(classes=2, size=(1, 2, 3)), "ByClass: 'size' must be"),
+        (lambda: ByClass(classes=2, size=((3, 4), 5)), "ByClass: 'size' must be"),
+        (lambda: ByClass(classes=2, size=((3, 4), (5, 1))), "ByClass: 'size' must be ≥ 'classes'"),
         (lambda: ByClass(classes=2, share="equal"), "ByClass: 'share' must be one of 'random', 'even'"),
         (lambda: Shards(per_client=0), "Shards: 'per_client' must be an integer ≥ 1, got 0"),
         (lambda: QuantitySkew(skew=0), "QuantitySkew: 'skew' must be > 0, got 0"),

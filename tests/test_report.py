@@ -135,6 +135,21 @@ def test_it_needs_nothing_else_and_is_small(written):
     assert "<SCAFFOLD>" not in ours
 
 
+def test_how_evenly_clients_are_served(comparison, written):
+    folders = [comparison / "runs" / f"0-lr0.05-seed{seed}" for seed in (0, 1, 2)]
+    kept = [fm.Result.load(folder).info["client_accuracy"] for folder in folders]
+    drawn = data_of(written)["served"][0]
+    assert drawn["shares"][::50] == [0, 0.5, 1]
+    for end in (0, -1):
+        assert drawn["accuracies"][end] == pytest.approx(statistics.mean(one["sorted"][end] for one in kept), rel=1e-5)
+    worst = statistics.mean(one["worst_tenth"] for one in kept)
+    row = re.search(
+        r'<tr><th scope="row">FedAvg</th><td>([0-9.]+)</td><td>[0-9.]+</td><td>([0-9.]+)</td></tr>',
+        written.read_text("utf-8"),
+    )
+    assert row.groups() == (f"{worst:.3f}", f"{statistics.mean(one['mean'] for one in kept):.3f}")
+
+
 def test_reports_are_the_same_each_time(comparison):
     assert page.html(study([comparison])) == page.html(study([comparison]))
 
@@ -320,6 +335,7 @@ def test_in_a_browser(written):
         "plot-train_accuracy",
         "plot-test_loss",
         "plot-accuracy",
+        "plot-served",
         "plot-split",
         "plot-chosen",
     }

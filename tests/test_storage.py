@@ -445,3 +445,27 @@ def test_many_runs_have_a_folder_each(digits, tmp_path):
         assert torch.allclose(result.params, fm.run(**shared, rounds=3, seed=run["seed"]).params, atol=1e-6)
         assert len((run["out"] / "metrics.jsonl").read_text().splitlines()) == 3
         assert (run["out"] / "lock").read_text() == ""
+
+
+def test_a_light_folder_keeps_the_model_and_the_history(quick, tmp_path):
+    how = {"algorithm": fm.Scaffold(lr=0.1), "rounds": 4}
+    plain = quick(**how, out=tmp_path / "plain", checkpoint_every=1)
+    quick(**how, out=RunFolder(tmp_path / "run", light=True), checkpoint_every=1)
+    again = fm.Result.load(tmp_path / "run")
+    assert torch.equal(again.params, plain.params)
+    assert [r.train_loss for r in again.history] == [r.train_loss for r in plain.history]
+    assert (again.server_state, dict(again.clients)) == ({}, {})
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
+    assert list((tmp_path / "plain").rglob("clients-*"))
+    assert not list((tmp_path / "run").rglob("clients-*"))
+    same = quick(**how, out=tmp_path / "run", resume=True)
+    assert torch.equal(same.params, plain.params)
+    with pytest.raises(ValueError, match="because only its model and history were kept; use a new folder"):
+        quick(**how | {"rounds": 5}, out=tmp_path / "run", resume=True)
+
+
+def test_a_light_run_that_is_cut_off_goes_on(quick, tmp_path):
+    how = {"algorithm": fm.Scaffold(lr=0.1), "rounds": 4}
+    quick(**how, out=RunFolder(tmp_path / "run", light=True), callbacks=[stopping(2)])
+    resumed = quick(**how, out=RunFolder(tmp_path / "run", light=True), resume=True)
+    assert torch.equal(resumed.params, quick(**how).params)

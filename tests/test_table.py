@@ -5,11 +5,13 @@ import io
 import itertools
 import json
 import math
+import statistics
 
 import numpy as np
 import pytest
 
 import comparisons
+import fedmos as fm
 from fedmos import config
 from fedmos.history import History, Record
 from fedmos.outcomes import Row, ratio
@@ -47,7 +49,7 @@ def test_a_target_never_reached_is_said_so_everywhere(done):
     cells = table.cells()[2]
     assert cells[0] == "hopeless"
     assert cells[2:7] == ["not reached"] * 5
-    assert cells[8:] == ["not reached"] * 3
+    assert cells[9:] == ["not reached"] * 3
     written = json.loads((out / "table.json").read_text())["methods"][2]
     assert written["reached"] == 0
     assert written["mean"]["rounds"] is None
@@ -72,6 +74,17 @@ def test_speed_ups_are_ratios_of_means_over_pairs_of_seeds(done):
         assert found["low"] == pytest.approx(all_ratios[0])  # 1/27 > 2.5 %
         assert found["high"] == pytest.approx(all_ratios[-1])
     assert {name: r["value"] for name, r in base["speed_up"].items()} == {"rounds": 1, "megabytes": 1, "seconds": 1}
+
+
+def test_the_worst_served_clients_are_in_the_table(done):
+    out, table = done
+    folders = [out / "runs" / f"1-lr0.1-seed{seed}" for seed in (0, 1, 2)]
+    worst = [fm.Result.load(folder).info["client_accuracy"]["worst_tenth"] for folder in folders]
+    written = json.loads((out / "table.json").read_text())["methods"][1]
+    assert written["per_seed"]["worst_clients"] == worst
+    assert close(written["mean"]["worst_clients"], sum(worst) / 3)
+    column = [c.heading for c in table.columns()].index("accuracy of the worst 10 % of clients")
+    assert table.cells()[1][column] == f"{statistics.mean(worst):.3f} ± {statistics.stdev(worst):.3f}"
 
 
 def test_the_bootstrap_interval_is_the_same_each_time_and_covers():
@@ -184,7 +197,7 @@ def test_targets_and_baselines_that_are_refused(change, sentence):
 def test_watching(tmp_path):
     said = []
     watch = Lines(said.append)
-    watch.tuned("a", 0.1)
+    watch.tuned("a", "0.1")
     watch.trained("a", "well")
     assert said == ["a: step size 0.1", "a: well"]
     board = Board("title", ["a", "b"], 9, "accuracy")

@@ -69,7 +69,7 @@ class Clock(TrainingProcessCallback):
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("--precision", choices=["tf32"])
+    arguments.add_argument("--precision", choices=["tf32", "bf16"])
     given = arguments.parse_args()
     job, where = JOBS[given.job], device()
     users = [User(client, str(i)) for i, client in enumerate(clients(given.job, where))]

@@ -171,6 +171,13 @@ class Algorithm:
         """The next model and server state (names left out stay as they were)."""
         return x + agg["A"], {}
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        """What the server's state says of ∇f(x), as a mean of gradients, for `fm.Diagnostics`; None if nothing.
+
+        `ctx` is of the round to come (S and W of the one before), K the mean number of local steps.
+        """
+        return None
+
     def idle(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
         """Server state that changes even in a round that brought no update, and so leaves x as it is."""
         return {}

@@ -22,6 +22,7 @@ from . import __version__
 from .cli_data import app as data_app
 from .cli_deploy import app as deploy_app
 from .cli_report import plot, report
+from .cli_reproduce import reproduce
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -38,6 +39,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 app.command()(report)
 app.command()(plot)
+app.command()(reproduce)
 console = Console()
 
 Overrides = Annotated[
@@ -112,8 +114,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
 
     settings = config.load(config.CompareConfig, configuration, overrides)
     began = perf_counter()
-    labels = [method.label for method in settings.methods]
-    with watching(console, settings.title, labels, settings.rounds, settings.metric) as onlooker:
+    with watching(console, settings.title, settings.labels, settings.rounds, settings.metric) as onlooker:
         outcome = compare.compare(settings, out, onlooker)
     seconds = perf_counter() - began
     table = Table(

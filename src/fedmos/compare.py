@@ -1,31 +1,31 @@
 """Methods side by side: who reaches the target in how many rounds and bytes.
 
 Every run has a folder of its own, so a comparison that was cut off continues where it was. The runs of a
-method (seeds, step sizes) train side by side as one program (`fm.run_many`); methods share the machine's cores as
-single-threaded processes, which for many small runs is faster than one after another with all cores each.
+method (seeds, points of its grid) train side by side as one program (`fm.run_many`). On a CPU, methods share the
+machine's cores as single-threaded processes, which for many small runs is faster than one after another with all
+cores each; on a GPU, the runs of all methods with the same algorithm are one program.
 """
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from .config import CompareConfig
+from .config import CompareConfig, Tuning
 from .config_fields import FinalOf
 from .many import run_many
-from .metrics import is_loss
-from .outcomes import Row, final_mean, last_value, spread
+from .outcomes import Row, Tuned, final_mean, spread
 from .result import Result
-from .storage import toml
+from .storage import RunFolder, toml
 from .storage.files import replace_file
 from .table import Table, write
+from .tuning import choose
 from .watching import Onlooker
 
 CONFIGURATION = "comparison.toml"
@@ -33,19 +33,50 @@ CONFIGURATION = "comparison.toml"
 
 
 class Job(NamedTuple):
-    """One run of a comparison; `stop` ends it at the target."""
+    """One run of a comparison."""
 
     method: int
-    lr: float
+    values: tuple[tuple[str, float], ...]
+    """The step size, and other fields of the algorithm that come from a grid."""
     seed: int
-    stop: bool
+    tuning: bool = False
 
     def folder(self, out: str | Path) -> Path:
-        return Path(out) / "runs" / (f"{self.method}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.stop else ""))
+        name = "-".join(f"{field}{value:g}" for field, value in self.values)
+        return Path(out) / ("tuning" if self.tuning else "runs") / f"{self.method}-{name}-seed{self.seed}"
+
+
+class Entry(NamedTuple):
+    """A row of the table to be."""
+
+    label: str
+    method: int
+    values: tuple[tuple[str, float], ...]
+    tuned: Tuned | None = None
+    against: str | None = None
+
+    def jobs(self, seeds: Sequence[int]) -> list[Job]:
+        return [Job(self.method, self.values, seed) for seed in seeds]
+
+    def row(self, results: Mapping[int, Result]) -> Row:
+        lr = dict(self.values)["lr"]
+        return Row.of(self.label, lr, results, tuned=self.tuned, against=self.against)
+
+
+def entries(config: CompareConfig, chosen: Mapping[int, Tuned]) -> list[Entry]:
+    """The table's rows, as far as is known which values methods (by number) have taken from their grids."""
+    made = []
+    if config.tune is None or config.tune.rows == "both":
+        made = [Entry(m.label, i, (("lr", float(m.algorithm.fields["lr"])),)) for i, m in enumerate(config.methods)]
+    against = config.tuned_as(config.reference) if made else None
+    for i, tuned in sorted(chosen.items()):
+        label = config.tuned_as(config.methods[i].label)
+        made.append(Entry(label, i, tuple(tuned.values.items()), tuned, against))
+    return made
 
 
 def compare(config: CompareConfig, out: Path, onlooker: Onlooker | None = None, workers: int | None = None) -> Table:
-    """Run every method for every seed, each with the best step size of the grid if the configuration asks to tune.
+    """Run every method for every seed, with values of its own, the best of its grid, or both, as configured.
 
     The table is written to the folder, too.
     """
@@ -54,7 +85,14 @@ def compare(config: CompareConfig, out: Path, onlooker: Onlooker | None = None, 
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
     (out / "table.json").unlink(missing_ok=True)  # which says that the comparison is complete
-    rows = _rows(config, out, onlooker, workers)
+    workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            rows = _Comparison(config, out, onlooker, pool, workers).rows()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     table = tabulate(config, rows)
     write(table, out)
     return table
@@ -68,40 +106,80 @@ def tabulate(config: CompareConfig, rows: list[Row]) -> Table:
     return Table(metric=config.metric, target=level, baseline=config.reference, rows=rows)
 
 
-def _rows(config: CompareConfig, out: Path, onlooker: Onlooker, workers: int | None) -> list[Row]:
-    workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        text = config.model_dump_json()
-        parts = -(workers // -len(config.methods))
+class _Comparison:
+    """The runs of a comparison, in the processes of a pool."""
 
-        def start(jobs: list[Job]) -> list[Future[None]]:
-            """Begin the runs of one method, in as many processes as there are to spare; a future for each run."""
-            width = -(len(jobs) // -parts)
-            shares = [jobs[i : i + width] for i in range(0, len(jobs), width)]
-            futures = [(pool.submit(_work, text, share, str(out)), len(share)) for share in shares]
-            return [future for future, count in futures for _ in range(count)]
+    def __init__(
+        self, config: CompareConfig, out: Path, onlooker: Onlooker, pool: ProcessPoolExecutor, workers: int
+    ) -> None:
+        self._config, self._out, self._onlooker, self._pool = config, out, onlooker, pool
+        self._text = config.model_dump_json()
+        self._groups = _groups(config, workers)
+        self._parts = -(workers // -len(self._groups))
+        self._begun: dict[Job, Future[None]] = {}
 
-        def finished(jobs: list[Job], futures: list[Future[None]]) -> list[Result]:
-            for future in futures:
-                future.result()
-            return [Result.load(job.folder(out)) for job in jobs]
+    def rows(self) -> list[Row]:
+        config = self._config
+        chosen = {} if config.tune is None else self._tuned(config.tune)
+        for group in self._groups:
+            self._start(group, entries(config, chosen))
+        return [self._row(entry) for entry in entries(config, chosen)]
 
-        try:
-            lrs = _step_sizes(config, out, start, finished, onlooker)
-            jobs = [[Job(i, lr, seed, stop=False) for seed in config.seeds] for i, lr in enumerate(lrs)]
-            for method, row in zip(config.methods, jobs, strict=True):
-                onlooker.training(method.label, [job.folder(out) for job in row])
-            futures = [start(row) for row in jobs]
-            rows = []
-            for i, method in enumerate(config.methods):
-                results = dict(zip(config.seeds, finished(jobs[i], futures[i]), strict=True))
-                rows.append(Row.of(method.label, lrs[i], results))
-                onlooker.trained(method.label, _in_short(config, rows[-1]))
-            return rows
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    def _tuned(self, tune: Tuning) -> dict[int, Tuned]:
+        """What each method takes from its grid; the runs of its rows begin as soon as can be."""
+        config, chosen = self._config, dict[int, Tuned]()
+        tries = {
+            i: [Job(i, tuple(point.items()), tune.seed, tuning=True) for point in tune.points(method)]
+            for i, method in enumerate(config.methods)
+        }
+        for i, jobs in tries.items():
+            self._onlooker.tuning(config.tuned_as(config.methods[i].label), self._folders(jobs))
+        for group in self._groups:
+            self._start(group, entries(config, {}), [job for i in group for job in tries[i]])
+        for group in self._groups:
+            for i in group:
+                chosen[i] = choose(config, tune, config.methods[i], self._ended(tries[i]))
+                self._onlooker.tuned(config.tuned_as(config.methods[i].label), str(chosen[i]))
+            self._start(group, entries(config, chosen))
+        return chosen
+
+    def _start(self, group: list[int], rows: list[Entry], jobs: Sequence[Job] = ()) -> None:
+        """Begin the runs of a group's rows, and others of its methods, in as many processes as there are to spare."""
+        for entry in rows:
+            own = entry.jobs(self._config.seeds)
+            if entry.method in group and not all(job in self._begun for job in own):
+                self._onlooker.training(entry.label, self._folders(own))
+                jobs = [*jobs, *own]
+        new = [job for job in dict.fromkeys(jobs) if job not in self._begun]
+        width = max(1, -(len(new) // -self._parts))
+        for i in range(0, len(new), width):
+            share = new[i : i + width]
+            future = self._pool.submit(_work, self._text, share, str(self._out))
+            self._begun |= dict.fromkeys(share, future)
+
+    def _ended(self, jobs: list[Job]) -> list[Result]:
+        for job in jobs:
+            self._begun[job].result()
+        return [Result.load(folder) for folder in self._folders(jobs)]
+
+    def _folders(self, jobs: list[Job]) -> list[Path]:
+        return [job.folder(self._out) for job in jobs]
+
+    def _row(self, entry: Entry) -> Row:
+        results = self._ended(entry.jobs(self._config.seeds))
+        row = entry.row(dict(zip(self._config.seeds, results, strict=True)))
+        self._onlooker.trained(entry.label, _in_short(self._config, row))
+        return row
+
+
+def _groups(config: CompareConfig, workers: int) -> list[list[int]]:
+    """Methods, by number, whose runs are handed to one process: those that can be one program, or each by itself."""
+    if workers > 1:
+        return [[i] for i in range(len(config.methods))]
+    groups: dict[str, list[int]] = {}
+    for i, method in enumerate(config.methods):
+        groups.setdefault(method.algorithm.name, []).append(i)
+    return list(groups.values())
 
 
 def _in_short(config: CompareConfig, row: Row) -> str:
@@ -114,51 +192,21 @@ def _in_short(config: CompareConfig, row: Row) -> str:
     return f"rounds to {config.metric} {config.level:g}: {rounds}; {final}"
 
 
-def _step_sizes(
-    config: CompareConfig,
-    out: Path,
-    start: Callable[[list[Job]], list[Future[None]]],
-    finished: Callable[[list[Job], list[Future[None]]], list[Result]],
-    onlooker: Onlooker,
-) -> list[float]:
-    """Each method's own step size, or the best of the common grid on the tuning seed."""
-    if config.tune is None:
-        return [float(method.algorithm.fields["lr"]) for method in config.methods]
-    tune, metric, target, chosen = config.tune, config.metric, config.level, []
-
-    def cost(result: Result) -> tuple[float, float]:
-        """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
-        rounds = None if isinstance(target, FinalOf) else result.rounds_to(metric, target)
-        value = last_value(result.history, metric)
-        if len(result.history) < config.rounds and rounds is None:
-            value = None  # it diverged
-        badness = math.inf if value is None else value if is_loss(metric) else -value
-        if tune.by == "final":
-            return 0.0, badness
-        return (math.inf, badness) if rounds is None else (rounds, 0.0)
-
-    stop = tune.by == "rounds"
-    jobs = [[Job(i, lr, tune.seed, stop) for lr in tune.lr] for i in range(len(config.methods))]
-    for method, row in zip(config.methods, jobs, strict=True):
-        onlooker.tuning(method.label, [job.folder(out) for job in row])
-    futures = [start(row) for row in jobs]
-    for i, method in enumerate(config.methods):
-        costs = dict(zip(tune.lr, map(cost, finished(jobs[i], futures[i])), strict=True))
-        chosen.append(min(sorted(costs), key=lambda lr: costs[lr]))  # the smallest of equally good ones
-        onlooker.tuned(method.label, chosen[-1])
-    return chosen
-
-
 def _work(text: str, jobs: list[Job], out: str) -> None:
-    """Runs of one method, in a worker, side by side; one that diverges counts as far as it got."""
+    """Runs of a group of methods, in a worker, side by side; one that diverges counts as far as it got."""
     config = CompareConfig.model_validate_json(text)
-    dataset = config.data.load()
-    runs = []
+    dataset, runs = config.data.load(), []
+    federations = {seed: config.data.make(seed, dataset) for seed in {job.seed for job in jobs}}
     for job in jobs:
         method = config.methods[job.method]
-        algorithm = method.algorithm.but(lr=job.lr)
-        more = {"target": config.target if job.stop else None, "out": job.folder(out), "resume": True}
-        runs.append(config.arguments(algorithm, method.selection, job.seed, dataset, **more))
+        more = {"out": RunFolder(job.folder(out), light=config.light), "resume": True}
+        if job.tuning and config.tune is not None:
+            more |= {
+                "rounds": config.tune.rounds or config.rounds,
+                "target": config.target if config.tune.by == "rounds" else None,
+            }
+        algorithm = method.algorithm.but(**dict(job.values))
+        runs.append(config.arguments(algorithm, method.selection, job.seed, federations[job.seed], **more))
     run_many(runs)
 
 
@@ -166,9 +214,14 @@ def caption(config: CompareConfig) -> str:
     """How the numbers of the table came about."""
     how = "its own step size"
     if config.tune is not None:
-        grid = ", ".join(f"{lr:g}" for lr in config.tune.lr)
-        best = {"rounds": "reached it first", "final": "ended best"}[config.tune.by]
-        how = f"the step size among {grid} that {best} on seed {config.tune.seed}"
+        tune = config.tune
+        grid = ", ".join(f"{lr:g}" for lr in tune.lr)
+        best = {"rounds": "reached it first", "final": "ended best"}[tune.by]
+        within = "" if tune.rounds is None else f" within {tune.rounds} rounds"
+        picked = f"the step size among {grid} that {best}{within} on seed {tune.seed}"
+        if any(method.grid for method in config.methods):
+            picked += " (some with a grid of their own)"
+        how = picked if tune.rows == "tuned" else f"{how} and, where it says tuned, with {picked}"
     return (
         f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions."
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -14,6 +16,7 @@ import fedmos as fm
 from . import catalogue
 from .checks import check_parts
 from .config_fields import (
+    LISTED,
     AtLeastOne,
     Choice,
     Clip,
@@ -26,6 +29,7 @@ from .config_fields import (
     Flag,
     Folder,
     Fraction,
+    Grid,
     Limited,
     LossName,
     Name,
@@ -210,10 +214,10 @@ class Training(Strict):
         return fm.run(**self.arguments(algorithm, selection, seed, **more))
 
     def arguments(
-        self, algorithm: Choice, selection: Choice, seed: int, dataset: fm.Dataset | None = None, **more: Any
+        self, algorithm: Choice, selection: Choice, seed: int, data: fm.FederatedData | None = None, **more: Any
     ) -> dict[str, Any]:
-        """What to call `fm.run` with."""
-        parts = self._method(algorithm, selection) | self._common(seed, dataset)
+        """What to call `fm.run` with; `data` is the seed's federation, if it was made before."""
+        parts = self._method(algorithm, selection) | self._common(seed, data)
         check_parts(parts, seed, located)
         return parts | more | {"seed": seed}
 
@@ -224,7 +228,7 @@ class Training(Strict):
             "selection": build(f"{where}selection", selection, catalogue.selectors()),
         }
 
-    def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
+    def _common(self, seed: int, data: fm.FederatedData | None = None) -> dict[str, Any]:
         """All other arguments of `fm.run`; what costs most is made last."""
         given = {name: getattr(self, name) for name in Training.model_fields if name != "diagnostics"}
         if self.diagnostics is not None:
@@ -238,7 +242,7 @@ class Training(Strict):
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, catalogue.availabilities())
-        return given | {"model": self.make_model(seed), "data": self.data.make(seed, dataset)}
+        return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
         """The model; its initial weights follow the run's seed unless it has one of its own."""
@@ -265,8 +269,8 @@ class RunConfig(Training):
         check_parts(parts, self.seed, located)
         _check_task(parts, self.target)
 
-    def _common(self, seed: int, dataset: fm.Dataset | None = None) -> dict[str, Any]:
-        return super()._common(seed, dataset) | {"target": self.target}
+    def _common(self, seed: int, data: fm.FederatedData | None = None) -> dict[str, Any]:
+        return super()._common(seed, data) | {"target": self.target}
 
 
 class Search(Strict):
@@ -303,6 +307,8 @@ class Method(Strict):
     label: Name
     algorithm: Choice
     selection: Choice
+    grid: Grid | None = None
+    """Values to try for fields of the algorithm, each with each: beside the step sizes of `tune`, or in their place."""
 
 
 class Tuning(Strict):
@@ -315,6 +321,19 @@ class Tuning(Strict):
     lr: StepSizes
     seed: Seed
     by: Annotated[Literal["rounds", "final"], named("rounds", "final")] = "rounds"
+    rounds: Count | None = None
+    """How many to play when trying values; by default as many as the table's runs."""
+    rows: Annotated[Literal["tuned", "both"], named("tuned", "both")] = "tuned"
+    """Whether the table has methods tuned, or first all as they are given, and then all tuned."""
+
+    def grid(self, method: Method) -> dict[str, list[float]]:
+        """What to try for a method, by field."""
+        return {"lr": self.lr} | (method.grid or {})
+
+    def points(self, method: Method) -> list[dict[str, float]]:
+        """Every combination of the grid's values."""
+        grid = self.grid(method)
+        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 class CompareConfig(Training):
@@ -328,28 +347,46 @@ class CompareConfig(Training):
     baseline: Name | None = None
     """The label of the method that others are measured against; by default the target's, or else the first."""
     tune: Tuning | None = None
+    light: Flag = False
+    """Keep of a finished run its model and history only: far smaller, but it cannot be given more rounds later."""
 
     @model_validator(mode="after")
     def _consistent(self) -> CompareConfig:
         labels = [method.label for method in self.methods]
-        for name, values in (
-            ("seeds", self.seeds),
-            ("tune.lr", self.tune.lr if self.tune else []),
-            ("methods.label", labels),
-        ):
+        grids = {f"methods.{i}.grid": m.grid for i, m in enumerate(self.methods) if m.grid is not None}
+        if self.tune is not None:
+            grids["tune"] = {"lr": self.tune.lr}
+        elif grids:
+            raise whole(f"{next(iter(grids))}: must be left out where there is no tune")
+        listed: dict[str, Sequence[Any]] = {"seeds": self.seeds, "methods.label": labels}
+        listed |= {f"{where}.{field}": values for where, grid in grids.items() for field, values in grid.items()}
+        for name, values in listed.items():
             if len(set(values)) != len(values):
                 raise whole(f"{name}: must be different in each place, got the same twice")
-        if self.tune is not None and self.tune.seed in self.seeds:
-            raise whole("tune.seed: must not be one of seeds, or the table would be of the seed it was tuned on")
+        if self.tune is not None:
+            self._check_tuning(self.tune)
         if len(self.target) != 1:
             raise whole(f"target: must name exactly one metric, got {len(self.target)}")
         level = self.level
         for name, label in (("baseline", self.baseline), (f"target.{self.metric}.final_of", _label(level))):
             if label is not None and label not in labels:
                 raise whole(f"{name}: must be the label of a method, got {shown(label)}{suggest(label, labels)}")
-        if isinstance(level, FinalOf) and self.tune is not None and self.tune.by == "rounds":
-            raise whole("tune.by: must be 'final' where the target is what a method has at the end, got 'rounds'")
         return self
+
+    def _check_tuning(self, tune: Tuning) -> None:
+        if tune.seed in self.seeds:
+            raise whole("tune.seed: must not be one of seeds, or the table would be of the seed it was tuned on")
+        if tune.rounds is not None and tune.rounds > self.rounds:
+            raise whole(f"tune.rounds: must be ≤ rounds ({self.rounds}), got {tune.rounds}")
+        if tune.by == "rounds" and any(isinstance(level, FinalOf) for level in self.target.values()):
+            raise whole("tune.by: must be 'final' where the target is what a method has at the end, got 'rounds'")
+        for i, method in enumerate(self.methods):
+            tried = math.prod(map(len, tune.grid(method).values()))
+            if tried > LISTED:
+                raise whole(f"methods.{i}.grid: must have at most {LISTED:,} combinations, got {tried:,}")
+        labels = {method.label for method in self.methods}
+        if tune.rows == "both" and (twice := next((v for v in labels if tuned_label(v) in labels), None)):
+            raise whole(f"methods.label: must not be {tuned_label(twice)!r}, which the tuned {twice!r} is called")
 
     @property
     def metric(self) -> str:
@@ -362,6 +399,16 @@ class CompareConfig(Training):
         return self.target[self.metric]
 
     @property
+    def labels(self) -> list[str]:
+        """Of the table's rows: methods as they are given, then as they are tuned, as far as either is asked for."""
+        given = [method.label for method in self.methods]
+        return given if self.tune is None or self.tune.rows == "tuned" else [*given, *map(tuned_label, given)]
+
+    def tuned_as(self, label: str) -> str:
+        """What a method's row is called once it is tuned."""
+        return tuned_label(label) if self.tune is not None and self.tune.rows == "both" else label
+
+    @property
     def reference(self) -> str:
         """The label of the method that others are measured against."""
         return self.baseline or _label(self.level) or self.methods[0].label
@@ -370,15 +417,26 @@ class CompareConfig(Training):
         """Build every method once, so that a mistake in the last is found before the first has run."""
         made = []
         for i, method in enumerate(self.methods):
-            algorithm = method.algorithm
-            if self.tune is not None and "lr" not in algorithm.fields:
-                algorithm = algorithm.but(lr=self.tune.lr[0])
-            made.append(self._method(algorithm, method.selection, f"methods.{i}."))
+            for algorithm in self._variants(method):
+                parts = self._method(algorithm, method.selection, f"methods.{i}.")
+            made.append(parts)
         common = self._common(self.seeds[0])
         for i, parts in enumerate(made):
             check_parts(parts | common, self.seeds[0], located, f"methods.{i}.")
         level = self.level
         _check_task(made[0] | common, {self.metric: 0.0 if isinstance(level, FinalOf) else level})
+
+    def _variants(self, method: Method) -> Iterator[Choice]:
+        """Every form that a method's algorithm takes in the comparison."""
+        if self.tune is None or self.tune.rows == "both":
+            yield method.algorithm
+        for point in self.tune.points(method) if self.tune is not None else ():
+            yield method.algorithm.but(**point)
+
+
+def tuned_label(label: str) -> str:
+    """What a method is called once it is tuned, in a table that has it both ways."""
+    return f"{label}, tuned"
 
 
 def _label(level: float | FinalOf) -> str | None:

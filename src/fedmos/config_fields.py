@@ -69,6 +69,14 @@ def _listed(v: Any) -> Any:
 several = BeforeValidator(_listed)
 
 
+def _grid(v: Any) -> Any:
+    if not isinstance(v, dict) or not 1 <= len(v) <= LISTED:
+        raise ValueError("must be a table with a list of numbers for each of some fields")
+    if "name" in v:
+        raise ValueError("must not have 'name', which is no field of an algorithm")
+    return v
+
+
 def _decay(v: Any) -> Any:
     if not isinstance(v, dict):
         if not validate.positive.test(v):
@@ -119,6 +127,9 @@ Title = Annotated[str, must(_text(1000))]
 Folder = Annotated[str, must(_text(4000))]
 Seeds = Annotated[list[Seed], several]
 StepSizes = Annotated[list[Positive], several]
+Numbers = Annotated[list[Annotated[int | float, must(validate.number)]], several]
+Grid = Annotated[dict[str, Numbers], BeforeValidator(_grid)]
+"""Numbers to try, by field."""
 Decay = Annotated[float | dict[str, float], BeforeValidator(_decay)]
 Target = Annotated[dict[str, float], BeforeValidator(_target)]
 LossName = Annotated[str, named(*NAMES)]

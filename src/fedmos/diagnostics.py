@@ -13,11 +13,14 @@ from .callbacks import Callback
 from .engine.choosing import Cohort
 from .engine.gradients import LocalGradient
 from .history import Record
-from .metrics import client_losses
+from .metrics import client_losses, evaluation, samples_at_once
+from .rng import Purpose, stream, uniform
 from .validate import count, require
 
 if TYPE_CHECKING:
     from .engine.rounds import Simulation
+
+_SAMPLES = 8192
 
 MEASURES = {
     "drift": "ε_t, (1/KM) Σ_i Σ_k ‖y_i^k − x‖² (FedCM)",
@@ -27,6 +30,7 @@ MEASURES = {
     "update_variance": "of the mean update: mean ‖Δ_i − Δ̄‖² / (M − 1)",
     "alignment": "mean cosine between a client's update and the server's last step",
     "descent": "cosine between the server's last step and −∇f",
+    "momentum_deviation": "‖m̃ − ∇f‖² / ‖∇f‖², the server's momentum against everyone's gradient (GHBM, Lemmas 4.5-4.7)",
     "selection_skew": "ρ: the cohort's mean loss over everyone's (Power-of-Choice, F* = 0)",
 }
 """What is measured, in words."""
@@ -39,6 +43,12 @@ class Diagnostics(Callback):
     new model: the run stays as it is, to the bit. ∇f_i is a client's gradient on all its data (clipped, with weight
     decay, as in training), ∇f its mean over those clients by importance. What does not exist in a round is left out,
     as the skew in rounds that are not evaluated.
+
+    For the momentum's deviation ∇f is everyone's: over all training samples or, of many, over 8,192 drawn evenly by
+    importance, in evaluation mode, with weight decay and without clipping. m̃ is the algorithm's `gradient_estimate`:
+    the server's momentum scaled to a mean of gradients, so that a gradient that stays the same is met exactly in the
+    end. GHBM's lemmas bound the parts of that distance: noise and drift (4.6), gradients of past models (4.5), clients
+    that did not take part (4.7).
     """
 
     def __init__(self, every: int = 10, clients: int = 20) -> None:
@@ -70,6 +80,9 @@ class Diagnostics(Callback):
             "alignment": float(_cosine(updates, step.to(updates)).mean()),
             "descent": float(_cosine(-mean, step.to(mean))),
         }
+        if (estimate := simulation.gradient_estimate(Cohort(ids, weights))) is not None:
+            true = _everyones_gradient(simulation)
+            found["momentum_deviation"] = float(((estimate.to(true) - true) ** 2).sum() / (true**2).sum())
         if M > 1:
             found["update_variance"] = float(((updates - updates.mean(0)) ** 2).sum(1).mean() / (M - 1))
         if record.train_loss is not None and record.train_loss > 0 and float(weights.sum()) > 0:
@@ -99,6 +112,29 @@ def _rehearsed(simulation: Simulation, ids: Tensor, weights: Tensor) -> tuple[Te
     simulation.rehearse(Cohort(ids, weights), watch)
     order = ids.tolist()
     return torch.stack([updates[i] for i in order]), torch.stack([gradients[i] for i in order]), away / max(1, steps)
+
+
+def _everyones_gradient(simulation: Simulation) -> Tensor:
+    """∇f(x), (D,), float64: of all training samples, or of some, drawn evenly by importance."""
+    task, x, data = simulation.task, simulation.x, simulation.task.data
+    share = (data.importance / data.sizes).repeat_interleave(data.sizes)
+    entries = torch.arange(len(share))
+    if len(share) > _SAMPLES:
+        start = uniform(stream(task.seed, simulation.t, 0, Purpose.DIAGNOSTICS))
+        points = (torch.arange(_SAMPLES) + start) / _SAMPLES * float(share.sum())
+        entries = torch.searchsorted(share.cumsum(0), points, right=True).clamp(max=len(share) - 1)
+        share = torch.full((_SAMPLES,), 1 / _SAMPLES, dtype=torch.float64)
+    total = task.weight_decay * x.to(torch.float64)
+    with evaluation(task):
+        width = max(1, samples_at_once(task, x) // 4)
+        for some, w in zip(entries.split(width), share.split(width), strict=True):
+            inputs, targets = task.samples(some.to(x.device))
+            with torch.enable_grad():
+                y = x.detach().clone().requires_grad_()
+                losses = task.loss.each_or_loop(task.model(y, inputs), targets)
+                (gradient,) = torch.autograd.grad((losses * w.to(losses)).sum(), y)
+            total = total + gradient
+    return total
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from .engine.fitness import repeatable
 from .engine.merge import Together, shape_of
 from .engine.rounds import DivergenceError, Evaluation, Steps
 from .engine.task import Moved
-from .engine.visit import Read
+from .engine.visit import Read, read
 from .engine.work import Job
 from .history import Record
 from .precision import arithmetic
@@ -72,8 +72,10 @@ def _play(group: list[Session], interrupted: bool) -> tuple[list[Result], bool]:
     together = Together([session.simulation for session in group])
     ended: dict[int, Result] = {}
     with arithmetic(group[0].task.model.precision):
-        for session in group:
+        for number, session in enumerate(group):
             session.begin()
+            if "diverged" in session.info:  # earlier, and would again
+                ended[number] = session.end(interrupted=True)
         try:
             first = True
             while len(ended) < len(group) and not interrupted:
@@ -109,7 +111,7 @@ class _Round:
         self._group, self._rounds, self._together, self._ended = group, rounds, together, ended
         self._jobs: dict[Any, list[tuple[int, Job]]] = {}
         self._models: list[tuple[int, Tensor]] = []
-        self._reads: list[tuple[int, Tensor]] = []
+        self._reads: list[tuple[int, Read]] = []
         self._records: dict[int, Record] = {}
 
     @torch.no_grad()
@@ -126,8 +128,7 @@ class _Round:
                 self._answer(models, self._together.evaluate(models))
             elif self._reads:
                 reads, self._reads = self._reads, []
-                numbers = torch.cat([v for _, v in reads]).cpu()
-                self._answer(reads, numbers.split([len(v) for _, v in reads]))
+                self._answer(reads, read([request for _, request in reads]))
             else:
                 return self._records
 
@@ -141,11 +142,12 @@ class _Round:
         try:
             request = self._rounds[number].send(answer)
             while isinstance(request, Read) and request.now:
-                request = self._rounds[number].send(request.numbers.cpu())
+                request = self._rounds[number].send(read([request])[0])
         except StopIteration as end:
             self._records[number] = end.value
         except DivergenceError as error:
             _log.warning("A run of several ends early: %s", error)
+            session.info["diverged"] = str(error)
             self._ended[number] = session.end(interrupted=True)
         else:
             if isinstance(request, Job):
@@ -154,4 +156,4 @@ class _Round:
             elif isinstance(request, Evaluation):
                 self._models.append((number, request.x))
             else:
-                self._reads.append((number, request.numbers))
+                self._reads.append((number, request))

@@ -179,6 +179,20 @@ def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor
     return mean, squared
 
 
+def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
+    """(N,): the share of each client's own training samples that x gets right; None where there are no classes."""
+    if "train_accuracy" not in measurable(task):
+        return None
+    owner = torch.repeat_interleave(torch.arange(len(task.data)), task.data.sizes)
+    hits = torch.zeros(len(task.data), dtype=torch.float64)
+    with evaluation(task), torch.no_grad():
+        for part in torch.arange(len(owner)).split(samples_at_once(task, x)):
+            inputs, targets = task.samples(part.to(x.device))
+            right = per_sample((task.model(x, inputs).argmax(1) == targets).to(torch.float64), targets)
+            hits.index_add_(0, owner[part], right.cpu())
+    return hits / task.data.sizes
+
+
 def samples_at_once(task: Task, x: Tensor) -> int:
     """How many samples to evaluate together: fewer where each has many scores, as of all words at all positions."""
     most = _SAMPLES_AT_ONCE * (1 if x.device.type == "cpu" else 8)

@@ -37,6 +37,31 @@ def cost_to(history: History, metric: str, target: float) -> Cost | None:
     return Cost(record.round, down / 1e6, up / 1e6, (down + up) / 1e6, record.clock)
 
 
+class Tried(NamedTuple):
+    """A point of a grid, and what became of it."""
+
+    values: dict[str, float]
+    rounds: int | None
+    """To the target; None if it was never reached, or cannot be known yet."""
+    final: float | None
+    """The target's metric at the end; None for a run that diverged."""
+
+
+class Tuned(NamedTuple):
+    """The numbers that a method took from its grid."""
+
+    values: dict[str, float]
+    edges: dict[str, str]
+    """Of those at an end of the grid, beyond which something better may lie: "smallest" or "largest"."""
+    tried: list[Tried]
+
+    def __str__(self) -> str:
+        """The step size, other numbers, and a warning where the grid was too narrow."""
+        words = [f"{value:g}" if field == "lr" else f"{field} {value:g}" for field, value in self.values.items()]
+        notes = [f"{'' if field == 'lr' else field + ' '}{end} tried" for field, end in self.edges.items()]
+        return ", ".join(words) + (f" ({', '.join(notes)})" if notes else "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One method: its runs, by seed."""
@@ -44,16 +69,21 @@ class Row:
     label: str
     lr: float | None
     runs: Mapping[int, History]
+    tuned: Tuned | None = None
+    """None for one with numbers of its own."""
+    against: str | None = None
+    """The label of the row that it is measured against, where that is not the table's baseline."""
     ended_early: frozenset[int] = frozenset()
     """The seeds whose run diverged or was interrupted."""
     infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     """What ran, by seed, as a result's `info`."""
 
     @classmethod
-    def of(cls, label: str, lr: float | None, results: Mapping[int, Result]) -> Row:
+    def of(cls, label: str, lr: float | None, results: Mapping[int, Result], **more: Any) -> Row:
         return cls(
             label=label,
             lr=lr,
+            **more,
             runs={seed: result.history for seed, result in results.items()},
             ended_early=frozenset(seed for seed, result in results.items() if result.interrupted),
             infos={seed: result.info for seed, result in results.items()},
@@ -66,6 +96,11 @@ class Row:
     def final(self, metric: str) -> dict[int, float | None]:
         """By seed; None where nothing was measured."""
         return {seed: last_value(history, metric) for seed, history in self.runs.items()}
+
+    def worst_clients(self) -> dict[int, float]:
+        """The mean accuracy of the tenth of clients that the final model serves worst, by seed where it is known."""
+        known = {seed: info.get("client_accuracy", {}) for seed, info in self.infos.items()}
+        return {seed: float(found["worst_tenth"]) for seed, found in known.items() if "worst_tenth" in found}
 
 
 def last_value(history: History, metric: str) -> float | None:

@@ -29,7 +29,8 @@ from .engine.plan import choose_plan, override, resumed_plan
 from .engine.rounds import DivergenceError, Simulation, Steps
 from .engine.task import Moved, Task, on_device
 from .engine.work import Crew, Plan
-from .history import Record, reached
+from .fairness import client_accuracy
+from .history import History, Record, reached
 from .losses import Loss, LossFunction
 from .metrics import measurable
 from .params import FlatModel
@@ -159,7 +160,7 @@ class Session:
         self.ranks = ranks = Ranks.joined(device_)
         if ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
-        self._kept = out is not None
+        self._kept, self.rounds = out is not None, rounds
         self._folder: RunFolder | None = None
         if out is not None and ranks.first:  # the first rank writes
             self._folder = out if isinstance(out, RunFolder) else RunFolder(out)
@@ -169,7 +170,8 @@ class Session:
                 plan = ranks.only_first(lambda: self._plan(engine, task, selection, system, rounds, earlier))
             info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
             if earlier is not None:
-                info |= {key: earlier.info[key] for key in ("narrowed", "recovered") if key in earlier.info}
+                kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
+                info |= {key: earlier.info[key] for key in kept if key in earlier.info}
             task = replace(task, compiled=plan.compiled)
             self.simulation = Simulation(
                 task=task,
@@ -189,7 +191,7 @@ class Session:
         except BaseException:
             self.close()
             raise
-        self.task, self.info, self.rounds = task, info, rounds
+        self.task, self.info = task, info
         self._before = self.simulation.x
         self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
 
@@ -202,6 +204,10 @@ class Session:
             if self._folder is None:
                 return None
             found = _earlier(self._folder, resume, info)
+            if found is not None and "light" in found.info and not _over(found.history, self.rounds, self._target):
+                raise ValueError(
+                    f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
+                )
             return self._folder.checkpoints.chosen
 
         number = self.ranks.only_first(look)
@@ -245,15 +251,16 @@ class Session:
                         self._narrow()
                         continue
                     self.after(record)
+                return self.end()
             except KeyboardInterrupt:
                 if self.ranks.size > 1:  # who knows where the others are: what counts is the newest checkpoint
                     raise
                 return self.end(interrupted=True)
             except DivergenceError as error:
+                self.info["diverged"] = str(error)
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
-            return self.end()
 
     def _narrow(self) -> None:
         """Out of memory: fewer clients side by side from now on. The round that failed has left no trace."""
@@ -274,13 +281,18 @@ class Session:
     def steps(self) -> Steps[Record] | None:
         """The next round, or None if there is none."""
         simulation = self.simulation
-        if simulation.t >= self.rounds or (simulation.t > 0 and _met(self._target, simulation.history[-1])):
+        if self._over():
             return None
         t = simulation.t + 1
         return simulation.steps(evaluate=t % self._eval_every == 0 or t == self.rounds)
 
+    def _over(self) -> bool:
+        return _over(self.simulation.history, self.rounds, self._target)
+
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
+        for of_the_end in ("client_accuracy", "diverged"):
+            self.info.pop(of_the_end, None)
         record = self._diagnosed(record)
         if self.ranks.only_first(lambda: self._noted(record)):
             self._save()
@@ -300,7 +312,7 @@ class Session:
             self._folder.note(self.simulation.history)
         for watcher in self.watchers:
             watcher.on_round(record)
-        return self._folder is not None and self._folder.due(self.simulation.t)
+        return self._folder is not None and not self._over() and self._folder.due(self.simulation.t)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
@@ -311,7 +323,8 @@ class Session:
         if self.ranks.size > 1:
             needed = self.ranks.agree([] if folder is None else folder.checkpoints.needed(changed))
             snapshot.clients = simulation.collected(needed)
-        self.ranks.only_first(lambda: None if folder is None else folder.save(snapshot, changed))
+        final = not interrupted and self._over()
+        self.ranks.only_first(lambda: None if folder is None else folder.save(snapshot, changed, final))
         changed.clear()
         self._saved = simulation.t
         if folder is not None:
@@ -323,6 +336,10 @@ class Session:
         return self.simulation.result(self.info, interrupted)
 
     def end(self, interrupted: bool = False) -> Result:
+        at_hand = not self.simulation.crew.remote
+        if self._kept and at_hand and not interrupted and "client_accuracy" not in self.info:
+            of_x = self.ranks.only_first(lambda: client_accuracy(self.task, self.simulation.x))
+            self.info["client_accuracy"], self._saved = of_x, None
         self._save(interrupted)
         final = self.result(interrupted)
         self.ranks.only_first(lambda: self._ended(final))
@@ -346,6 +363,11 @@ class _Function(Callback):
 
     def on_round(self, record: Record) -> None:
         self._function(record)
+
+
+def _over(history: History, rounds: int, target: Mapping[str, float]) -> bool:
+    """Whether there is no round left to play."""
+    return len(history) >= rounds or (len(history) > 0 and _met(target, history[-1]))
 
 
 def _met(target: Mapping[str, float], record: Record) -> bool:

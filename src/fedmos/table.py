@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .outcomes import Cost, Ratio, Row, ratio, spread
+from .outcomes import Cost, Ratio, Row, Tuned, ratio, spread
 from .storage.files import replace_file
 
 _QUANTITIES = {"rounds": "rounds", "megabytes": "MB", "seconds": "simulated time"}
@@ -44,10 +44,12 @@ class Table:
         """All of them, or those that fit a terminal."""
         columns = [Column("method", lambda row: row.label)]
         if any(row.lr is not None for row in self.rows):
-            columns.append(Column("step size", lambda row: "" if row.lr is None else f"{row.lr:g}"))
+            columns.append(Column("step size", _step_size))
         if self.target is not None:
             columns += self._to_target()
         columns.append(Column(f"final {self.metric}", self._final))
+        if any(row.worst_clients() for row in self.rows):
+            columns.append(Column("accuracy of the worst 10 % of clients", _worst, detail=True))
         if self.target is not None and len(self.rows) > 1:
             columns += [
                 Column(f"speed-up over {self.baseline} in {_QUANTITIES[name]}", partial(self._faster, name))
@@ -76,9 +78,13 @@ class Table:
         """What each seed's run of a method needed of a quantity."""
         return {seed: None if c is None else getattr(c, name) for seed, c in self._costs[label].items()}
 
+    def reference(self, row: Row) -> str:
+        """The label of the row that a row is measured against."""
+        return row.against or self.baseline
+
     def speed_up(self, row: Row, name: str) -> Ratio | None:
         """Against the baseline, in a quantity."""
-        return ratio(self.costs(self.baseline, name), self.costs(row.label, name))
+        return ratio(self.costs(self.reference(row), name), self.costs(row.label, name))
 
     def _to_target(self) -> list[Column]:
         def cell(name: str, digits: int) -> Callable[[Row], str]:
@@ -103,9 +109,9 @@ class Table:
         return text if not early else f"{text} ({early} of {len(values)} ended early)"
 
     def _faster(self, name: str, row: Row) -> str:
-        if row.label == self.baseline:
+        if row.label == self.reference(row):
             return "baseline"
-        costs = [self.costs(label, name) for label in (row.label, self.baseline)]
+        costs = [self.costs(label, name) for label in (row.label, self.reference(row))]
         for own, words in zip(costs, ("not reached", "baseline not reached"), strict=True):
             if all(v is None for v in own.values()):
                 return words
@@ -129,10 +135,14 @@ class Table:
     def _numbers(self, row: Row) -> dict[str, Any]:
         names = [name for name in Cost._fields if name != "seconds" or "seconds" in self._counted]
         per_seed = {name: self.costs(row.label, name) for name in names} | {"final": row.final(self.metric)}
+        if worst := row.worst_clients():
+            per_seed["worst_clients"] = {seed: worst.get(seed) for seed in row.runs}
         known = {name: [v for v in values.values() if v is not None] for name, values in per_seed.items()}
         return {
             "method": row.label,
             "step_size": row.lr,
+            "tuned": None if row.tuned is None else _tuning(row.tuned),
+            "against": self.reference(row),
             "seeds": list(row.runs),
             "reached": len(known["rounds"]),
             "ended_early": sorted(row.ended_early),
@@ -143,6 +153,22 @@ class Table:
                 name: None if (found := self.speed_up(row, name)) is None else found._asdict() for name in self._counted
             },
         }
+
+
+def _step_size(row: Row) -> str:
+    if row.tuned is not None:
+        return str(row.tuned)
+    return "" if row.lr is None else f"{row.lr:g}"
+
+
+def _worst(row: Row) -> str:
+    known = list(row.worst_clients().values())
+    return spread(known, 3) if known else "not measured"
+
+
+def _tuning(tuned: Tuned) -> dict[str, Any]:
+    tried = [one._replace(final=_finite(one.final))._asdict() for one in tuned.tried]
+    return tuned._asdict() | {"tried": tried}
 
 
 def _finite(v: float | None) -> float | None:
@@ -156,6 +182,8 @@ def as_json(table: Table) -> str:
 def as_csv(table: Table) -> str:
     """A line for each method, a column for each number; what was not reached is empty."""
     lines = [_flat({k: v for k, v in one.items() if k != "per_seed"}) for one in table.to_dict()["methods"]]
+    for line in lines:
+        line.pop("tuned_tried", None)
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()

@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _TAIL = 2**16
 
@@ -22,8 +21,8 @@ class Onlooker:
     def tuning(self, label: str, folders: list[Path]) -> None:
         """Runs for choosing the step size begin."""
 
-    def tuned(self, label: str, lr: float) -> None:
-        """The step size is chosen."""
+    def tuned(self, label: str, chosen: str) -> None:
+        """The step size, and whatever else the grid has, is chosen."""
 
     def training(self, label: str, folders: list[Path]) -> None:
         """The runs of the table begin."""
@@ -38,8 +37,8 @@ class Lines(Onlooker):
     def __init__(self, say: Callable[[str], Any]) -> None:
         self._say = say
 
-    def tuned(self, label: str, lr: float) -> None:
-        self._say(f"{label}: step size {lr:g}")
+    def tuned(self, label: str, chosen: str) -> None:
+        self._say(f"{label}: step size {chosen}")
 
     def trained(self, label: str, outcome: str) -> None:
         self._say(f"{label}: {outcome}")
@@ -51,15 +50,15 @@ class Board(Onlooker):
     def __init__(self, title: str, labels: list[str], rounds: int, metric: str) -> None:
         self._title, self._rounds, self._metric = title, rounds, metric
         self._doing = dict.fromkeys(labels, "waits")
-        self._lr = dict.fromkeys(labels, "")
+        self._chosen = dict.fromkeys(labels, "")
         self._outcome = dict.fromkeys(labels, "")
         self._folders: dict[str, list[Path]] = {label: [] for label in labels}
 
     def tuning(self, label: str, folders: list[Path]) -> None:
         self._doing[label], self._folders[label] = "tunes", folders
 
-    def tuned(self, label: str, lr: float) -> None:
-        self._doing[label], self._lr[label], self._folders[label] = "waits", f"{lr:g}", []
+    def tuned(self, label: str, chosen: str) -> None:
+        self._doing[label], self._chosen[label], self._folders[label] = "waits", chosen, []
 
     def training(self, label: str, folders: list[Path]) -> None:
         self._doing[label], self._folders[label] = "trains", folders
@@ -69,6 +68,9 @@ class Board(Onlooker):
 
     def table(self) -> Table:
         """As things stand."""
+        from rich.markup import escape
+        from rich.table import Table
+
         table = Table(title=self._title, title_justify="left")
         for heading in ("method", "step size", "", "rounds", self._metric):
             table.add_column(heading)
@@ -78,7 +80,7 @@ class Board(Onlooker):
             values = " ".join(f"{v:.3f}" for record in latest if (v := record.get(self._metric)) is not None)
             table.add_row(
                 escape(label),
-                self._lr[label],
+                self._chosen[label],
                 doing,
                 f"{rounds} of {self._rounds}" if rounds else "",
                 escape(self._outcome[label]) or values,
@@ -102,6 +104,8 @@ def last_record(folder: Path) -> dict[str, Any] | None:
 @contextmanager
 def watching(console: Console, title: str, labels: list[str], rounds: int, metric: str) -> Iterator[Onlooker]:
     """A table that is redrawn where there is a terminal, lines elsewhere."""
+    from rich.live import Live
+
     if not console.is_terminal:
         yield Lines(lambda line: console.print(line, highlight=False, markup=False))
         return

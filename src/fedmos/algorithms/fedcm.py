@@ -45,6 +45,9 @@ class FedCM(Algorithm):
         """The point that Theorem 5.1 speaks of, z_t = x_t + ((1 − α)/α) (x_t − x_{t−1}), from two successive models."""
         return x + (1 - self.alpha) / self.alpha * (x - x_prev)
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return state["D"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedADC(Algorithm):
@@ -77,3 +80,6 @@ class FedADC(Algorithm):
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         m = -agg["A"] / ctx.lr + (self.beta - self.beta_local) * state["m"]
         return x - self.server_lr * ctx.lr * m, {"m": m}
+
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return (1 - self.beta) * state["m"] / K

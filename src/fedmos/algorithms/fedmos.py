@@ -68,3 +68,6 @@ class FedMoS(Algorithm):
             return x + agg["A"], {}
         v = self.beta * state["v"] - agg["A"]
         return x - v, {"v": v}
+
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return (1 - self.beta) * state["v"] / (ctx.lr * K)

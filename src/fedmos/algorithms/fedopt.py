@@ -33,6 +33,9 @@ class FedAvgM(Algorithm):
         m = self.beta * state["m"] + agg["A"]
         return x + self.server_lr * m, {"m": m}
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return -(1 - self.beta) * state["m"] / (ctx.lr * K)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdam(Algorithm):
@@ -63,6 +66,9 @@ class FedAdam(Algorithm):
         v = self.beta2 * state["v"] + (1 - self.beta2) * agg["A"] ** 2
         return _adaptive_step(self, x, state["m"], agg["A"], v)
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return -state["m"] / (ctx.lr * K)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedYogi(Algorithm):
@@ -90,6 +96,9 @@ class FedYogi(Algorithm):
         v = state["v"] - (1 - self.beta2) * square * (state["v"] - square).sign()
         return _adaptive_step(self, x, state["m"], agg["A"], v)
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return -state["m"] / (ctx.lr * K)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedAdagrad(Algorithm):
@@ -114,6 +123,9 @@ class FedAdagrad(Algorithm):
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         v = state["v"] + agg["A"] ** 2
         return _adaptive_step(self, x, state["m"], agg["A"], v)
+
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return -state["m"] / (ctx.lr * K)
 
 
 def _adaptive_step(

@@ -69,6 +69,12 @@ class GHBM(Algorithm):
         models[ctx.t % self.tau] = x
         return {"models": models}
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        own = 1 / self.server_lr - self.beta  # of a step, the share that is not momentum, once it is steady
+        if ctx.t < self.tau or own <= 0:
+            return None
+        return -own * self.broadcast(x, state, ctx)["m"] / (self.tau * ctx.lr * K)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGHBM(Algorithm):

@@ -50,6 +50,9 @@ class Mime(Algorithm):
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {"m": _blend(self.beta, state["c"], state)} if self.beta else {}
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return state["m" if self.beta else "c"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class MimeLite(Algorithm):
@@ -92,6 +95,9 @@ class MimeLite(Algorithm):
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {"m": _blend(self.beta, agg["c"], state)} if self.beta else {}
+
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return state["m"] if self.beta else None
 
 
 def _blend(beta: float, g: Tensor, vectors: Vectors) -> Tensor:

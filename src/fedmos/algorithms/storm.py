@@ -58,6 +58,9 @@ class Stem(Algorithm):
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + agg["A"], {"d": agg["d"]}
 
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return state["d"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedLomo(Algorithm):

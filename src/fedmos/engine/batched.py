@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .batches import Batch
@@ -21,11 +20,8 @@ class Batched(LocalGradient):
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         M = len(self.chunk.ids)
         y = y.expand(M, -1)
-        size = batch.size[:, None]
         sums: tuple[Tensor, Tensor] = (y, y)
         for inputs, targets, keys, columns in self.parts(batch, max(1, _SAMPLES_AT_ONCE // self.chunk.company)):
-            used = torch.arange(columns.start, columns.stop, device=y.device) < size
-            weight = used.to(y.dtype) / size
-            g, value = self.task.program(y, inputs, targets, weight, keys)
+            g, value = self.task.program(y, inputs, targets, batch.weight[:, columns], keys)
             sums = (value, g) if columns.start == 0 else (sums[0] + value, sums[1] + g)
         return sums

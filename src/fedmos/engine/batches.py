@@ -53,6 +53,8 @@ class Batch(NamedTuple):
     """(M, L), counted within each client's data."""
     size: Tensor
     """(M,)."""
+    weight: Tensor
+    """(M, L), in the run's dtype: 1/size in the columns that count, 0 in the rest."""
     phase: Tensor
     """(M,): the step, or one of the phases apart."""
 
@@ -71,32 +73,35 @@ class Batches:
         orders = task.local_steps or task.local_epochs or 0
         keep = min(task.batch_size, chunk.width) if task.local_steps else chunk.width
         self._order = self._orders(Purpose.BATCH, orders, keep)
+        if task.local_steps:  # all steps at once: on a GPU every small operation costs as much as a large one
+            self._steps = self._batch(self._order, chunk.n.clamp(max=task.batch_size)[:, None], self._phases())
 
     def step(self, k: int) -> Batch:
         """The batch of step k; a client that has no such step keeps its last."""
         B = self._task.batch_size
+        if B is not None and self._task.local_steps:
+            positions, size, weight, phase = self._steps
+            return Batch(positions[:, k], size[:, 0], weight[:, 0], phase[:, k])
         step = self.K.sub(1).clamp(max=k)
         if B is None:
             return self.all()._replace(phase=step)
         size = sizes_of(self._task, self.n, k)
-        if self._task.local_steps is not None:
-            return _batch(self._order[:, k], size, step)
         per_epoch = -(self.n // -B)
         epoch, start = step // per_epoch, (step % per_epoch) * B
         columns = start[:, None] + torch.arange(min(B, self.chunk.width), device=self.n.device)
         columns = columns.clamp(max=self.chunk.width - 1)
         order = self._order.gather(1, epoch[:, None, None].expand(-1, 1, self._order.shape[2]))[:, 0]
-        return _batch(order.gather(1, columns), size, step)
+        return self._batch(order.gather(1, columns), size, step)
 
     def all(self) -> Batch:
         """All local data, in stored order."""
         positions = torch.arange(self.chunk.width, device=self.n.device).expand(len(self.n), -1)
-        return _batch(positions, self.n, torch.full_like(self.n, FULL))
+        return self._batch(positions, self.n, torch.full_like(self.n, FULL))
 
     def first(self, b: int) -> Batch:
         """min(b, n_i) samples without replacement, from a stream of their own."""
         order = self._orders(Purpose.FIRST_BATCH, 1, min(b, self.chunk.width))
-        return _batch(order[:, 0], self.n.clamp(max=b), torch.full_like(self.n, FIRST))
+        return self._batch(order[:, 0], self.n.clamp(max=b), torch.full_like(self.n, FIRST))
 
     def _orders(self, purpose: Purpose, count: int, keep: int) -> Tensor:
         """(M, count, keep): the beginnings of `count` random orders of each client's data."""
@@ -105,6 +110,15 @@ class Batches:
         parts = torch.arange(count, device=self.n.device).split(at_once)
         orders = [permute(fold(key, part), self.n[:, None], self.chunk.width)[..., :keep] for part in parts]
         return torch.cat(orders, dim=1)
+
+    def _phases(self) -> Tensor:
+        """(M, steps): the step of each client's that it takes or, if it has no such step, keeps."""
+        return torch.minimum(self.K.sub(1)[:, None], torch.arange(self.steps, device=self.n.device))
+
+    def _batch(self, positions: Tensor, size: Tensor, phase: Tensor) -> Batch:
+        used = torch.arange(positions.shape[-1], device=positions.device) < size[..., None]
+        weight = used.to(self._task.model.dtype) / size[..., None]
+        return Batch(torch.where(used, positions, positions[..., :1]), size, weight, phase)
 
     def stream(self, purpose: Purpose) -> Tensor:
         """(M,): each client's stream in this round."""
@@ -123,8 +137,3 @@ def sizes_of(task: Task, n: Tensor, phase: int, b: int = 0) -> Tensor:
     per_epoch = -(n // -B)
     step = task.steps(n).sub(1).clamp(max=phase)
     return (n - (step % per_epoch) * B).clamp(max=B)
-
-
-def _batch(positions: Tensor, size: Tensor, phase: Tensor) -> Batch:
-    used = torch.arange(positions.shape[1], device=positions.device) < size[:, None]
-    return Batch(torch.where(used, positions, positions[:, :1]), size, phase)

@@ -129,10 +129,13 @@ class Chooser:
         unknown = set(view.state) - set(self.selector.state)
         if unknown:
             raise ValueError(f"{type(self.selector).__name__}: 'state' must name {', '.join(sorted(unknown))}")
-        drawn, given = torch.as_tensor(drawn), torch.as_tensor(given, dtype=torch.float64)
-        self._check(drawn, given, view.N)
-        ids, place = drawn.unique(return_inverse=True)
-        weights = torch.zeros(len(ids), dtype=torch.float64).index_add(0, place, given)
+        ids, weights = torch.as_tensor(drawn), torch.as_tensor(given, dtype=torch.float64)
+        self._check(ids, weights, view.N)
+        ids, order = ids.sort(stable=True)
+        weights = weights[order]
+        if not bool((ids[1:] > ids[:-1]).all()):
+            ids, place = ids.unique_consecutive(return_inverse=True)
+            weights = torch.zeros(len(ids), dtype=torch.float64).index_add(0, place, weights)
         choice.cohort = Cohort(_global(view, ids), weights)
         return choice
 
@@ -142,7 +145,7 @@ class Chooser:
             raise ValueError(f"{owner} at least one client, got none")
         if ids.ndim != 1 or (len(ids) and (ids.is_floating_point() or int(ids.min()) < 0 or int(ids.max()) >= N)):
             raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {ids.tolist()}")
-        if weights.shape != ids.shape or not bool((weights.isfinite() & (weights >= 0)).all()):
+        if weights.shape != ids.shape or not (len(ids) == 0 or (weights.min() >= 0 and weights.max() < torch.inf)):
             raise ValueError(f"{owner} a weight ≥ 0 for each client, got {weights.tolist()}")
 
     def after(self, choice: Choice, kept: Tensor, durations: Tensor | None) -> Memory:

@@ -90,10 +90,11 @@ class Together:
 
     def evaluate(self, models: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
         """The metrics of models, each with the number of its run."""
-        if self._evaluator is None or len(models) < len(self._runs):
+        if self._evaluator is None or len(models) == 1:
             return [self._runs[number].evaluator(x[None])[0] for number, x in models]
-        # The evaluator's rows are the runs in order; requests come as they come.
-        measured = self._evaluator(torch.stack([x for _, x in sorted(models, key=lambda model: model[0])]))
+        # The evaluator's rows are the runs in order, with any model for those that have ended.
+        given = dict(models)
+        measured = self._evaluator(torch.stack([given.get(i, models[0][1]) for i in range(len(self._runs))]))
         return [measured[number] for number, _ in models]
 
     def _halves(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
@@ -105,6 +106,7 @@ class Together:
         filled = [(number, self._runs[number].crew.filled(job)) for number, job in jobs]
         width = len(filled[0][1].ids)
         done = self._crew.do(self._job(filled, width))
+        reports = done.report.unflatten(1, (len(jobs), width)).transpose(0, 1).contiguous()
 
         def cut(vectors: Vectors, rows: slice) -> Vectors:
             return {name: v[rows] for name, v in vectors.items()}
@@ -115,7 +117,7 @@ class Together:
                 uploads=cut(done.uploads, rows),
                 own=cut(done.own, rows),
                 sums=cut(done.sums, slice(i, i + 1)),
-                report=done.report[:, rows],
+                report=reports[i, :, :M],
                 samples=lambda: done.samples()[rows],
             )
 
@@ -137,8 +139,8 @@ class Together:
             phase=first.phase,
             ids=torch.cat([job.ids + self._base[number] for number, job in jobs]),
             ctx=first.ctx,
-            lr=each([float(job.lr) for _, job in jobs]),
-            W=each([float(job.W) for _, job in jobs]),
+            lr=[v for _, job in jobs for v in job.lr * width],
+            W=[v for _, job in jobs for v in job.W * width],
             x=rows([job.x for _, job in jobs]),
             msg={name: rows([job.msg[name] for _, job in jobs]) for name in first.msg},
             own={name: torch.cat([job.own[name] for _, job in jobs]) for name in first.own},
@@ -190,6 +192,4 @@ def _kept(done: Done) -> Done:
     def clones(vectors: Vectors) -> Vectors:
         return {name: v.clone() for name, v in vectors.items()}
 
-    return done._replace(
-        uploads=clones(done.uploads), own=clones(done.own), sums=clones(done.sums), report=done.report.clone()
-    )
+    return done._replace(uploads=clones(done.uploads), own=clones(done.own))

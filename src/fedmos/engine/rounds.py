@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -28,8 +29,8 @@ from .declaration import shapes
 from .local import Watch
 from .task import Task
 from .timing import Timing, Traffic
-from .visit import Blame, Errand, Read, Visit, Visitor
-from .work import Crew, Job, Plan, expect
+from .visit import Blame, Errand, Read, Visit, Visitor, read
+from .work import Crew, Job, Plan, expect, largest_of
 
 
 class DivergenceError(RuntimeError):
@@ -127,7 +128,7 @@ class Simulation:
                 elif isinstance(request, Evaluation):
                     request = steps.send(self.evaluator(request.x[None])[0])
                 else:
-                    request = steps.send(request.numbers.cpu())
+                    request = steps.send(read([request])[0])
         except StopIteration as end:
             result: R = end.value
             return result
@@ -174,17 +175,18 @@ class Simulation:
         x, state, changed = self.x, self.state, [self.x]
         report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
         if len(cohort.ids):
-            between, visit = yield from self._phases(cohort, timing)
+            between, visit = yield from self._phases(cohort, ctx, timing)
             if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(self.t):
                 # The late are left out as if not chosen, and so of the extra phase as well.
                 kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
-                between, visit = yield from self._phases(kept, None)
+                between, visit = yield from self._phases(kept, self._context(kept), None)
             report = visit.report
             if len(visit.kept.ids) < self._quorum(cohort):
                 visit = None
         if visit is not None:
             try:
-                x, new = algorithm.server(self.x, between, visit.sums, self._context(visit.kept))
+                of_kept = ctx if visit.kept is cohort else self._context(visit.kept)
+                x, new = algorithm.server(self.x, between, visit.sums, of_kept)
             except Exception:
                 if self._careful:
                     raise
@@ -192,25 +194,21 @@ class Simulation:
             expect(algorithm, "server", new, self.state, some=True)
             state = between | new
             changed = [x, *(v for name, v in state.items() if v is not self.state[name])]
-            if self._careful and not self._sound(bool((yield Read(_finite(*changed), now=True)))):
+            if self._careful and not self._sound(bool((yield Read((_largest(changed),), now=True))[0].isfinite())):
                 x, visit = self.x, None
         if visit is None:
             state = self.state | algorithm.idle(self.x, self.state, ctx)
         began = perf_counter()
-        measured = (yield Evaluation(x)) if evaluate else report.new_empty(0)
+        measured = [(yield Evaluation(x))] if evaluate else []
         evaluating = perf_counter() - began
         # While the device works:
         took_part = cohort.ids[:0] if visit is None else visit.kept.ids
         remembered = self.chooser.after(choice, took_part, timing.seconds())
         facts = self._facts(choice, timing, visit is None)
         self.chooser.foresee(self.t + 1)
-        sound, *rest = (yield Read(torch.cat([_finite(*changed), report.flatten(), measured]))).split(
-            [1, *report.shape[1:], *report.shape[1:], len(measured)]
-        )
-        finite, losses, metrics = rest
-        if not (self._careful or (bool(sound) and bool((finite > 0).all()))):
+        largest, (sent, losses), *metrics = yield Read((_largest(changed), report, *measured))
+        if not (self._careful or (isfinite(largest) and isfinite(sent.sum()))):
             return None
-        names = self.evaluator.names if evaluate else []
         return Outcome(
             x=x,
             state=state,
@@ -218,7 +216,7 @@ class Simulation:
             losses=losses,
             facts=facts,
             remembered=remembered,
-            metrics=dict(zip(names, metrics.tolist(), strict=True)),
+            metrics=dict(zip(self.evaluator.names, metrics[0].tolist(), strict=True)) if metrics else {},
             evaluating=evaluating,
         )
 
@@ -245,12 +243,12 @@ class Simulation:
             raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
         return finite
 
-    def _phases(self, cohort: Cohort, timing: Timing | None) -> Steps[tuple[Vectors, Visit]]:
+    def _phases(self, cohort: Cohort, ctx: Context, timing: Timing | None) -> Steps[tuple[Vectors, Visit]]:
         """The extra phase if there is one, the broadcast, and the local work: the server's state so far, the visit."""
         algorithm, state = self.algorithm, self.state
         errand = Errand(
             phase="prepare",
-            ctx=self._context(cohort),
+            ctx=ctx,
             lr=self._lr(self.t),
             x=self.x,
             msg={},
@@ -274,12 +272,17 @@ class Simulation:
                 "'clip', or on_bad_update='drop'"
             ) from None
         if prepared is not None:
-            visit.report[0] *= prepared.report[0].all()
+            visit.report[0] += prepared.report[0].sum()  # not finite if anything was not
         return state, visit
 
     def rehearse(self, cohort: Cohort, watch: Watch) -> None:
         """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
-        self.drive(self._phases(cohort, None), watch)
+        self.drive(self._phases(cohort, self._context(cohort), None), watch)
+
+    def gradient_estimate(self, cohort: Cohort) -> Tensor | None:
+        """What the server's state says of the gradient at x, after a round with such a cohort."""
+        K = float(self.task.steps(self.task.data.sizes[cohort.ids]).to(torch.float64).mean())
+        return self.algorithm.gradient_estimate(self.x, self.state, self._context(cohort), K)
 
     def _evaluated(self, cohort: Cohort) -> int:
         """Samples whose loss the cohort computes for its reports."""
@@ -293,8 +296,8 @@ class Simulation:
             up=client_up(self.algorithm, self.t, len(reports), self.wire),
             wire=self.wire,
         )
-        losses = self.task.data.sizes * any(name != "loss" for name in reports)
-        return Timing(self.clock, choice, traffic, losses)
+        asked = any(name != "loss" for name in reports)
+        return Timing(self.clock, choice, traffic, self.task.data.sizes if asked else None)
 
     def _quorum(self, cohort: Cohort) -> int:
         """How many clients a round needs to count."""
@@ -310,7 +313,7 @@ class Simulation:
 
     def _bytes_down(self, choice: Choice) -> int:
         """x goes once to everyone asked or chosen, the rest of the message to those chosen."""
-        again = int(torch.isin(choice.cohort.ids, choice.holding).sum())
+        again = int(torch.isin(choice.cohort.ids, choice.holding).sum()) if len(choice.holding) else 0
         vectors = len(choice.holding) - again
         return len(choice.cohort.ids) * client_down(self.algorithm, self.wire) + vectors * self.wire.vector
 
@@ -367,6 +370,6 @@ class Simulation:
         return self._step_size[1]
 
 
-def _finite(*vectors: Tensor) -> Tensor:
-    """(1,), float64: whether all of them are finite."""
-    return torch.stack([v.isfinite().all() for v in vectors]).all().to(torch.float64)[None]
+def _largest(vectors: list[Tensor]) -> Tensor:
+    """The largest absolute value in any of them, float64; not finite if anything in them is not."""
+    return largest_of([v.flatten() for v in vectors]).to(torch.float64)

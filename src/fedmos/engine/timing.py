@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 import torch
@@ -24,10 +25,10 @@ class Traffic(NamedTuple):
 class Timing:
     """The clients of one round; without a clock everyone is in time."""
 
-    def __init__(self, clock: Clock | None, choice: Choice, traffic: Traffic, losses: Tensor) -> None:
-        """`losses`: how many samples each client of the federation evaluates for what it reports."""
+    def __init__(self, clock: Clock | None, choice: Choice, traffic: Traffic, losses: Tensor | None) -> None:
+        """`losses`: how many samples each client of the federation evaluates for what it reports; None for none."""
         self._clock, self._choice, self._traffic, self._losses = clock, choice, traffic, losses
-        self._samples = dict.fromkeys(choice.cohort.ids.tolist(), 0)
+        self._samples: dict[int, int] = defaultdict(int)
         self._seconds: list[Tensor] = []
         self.late: list[int] = []
 
@@ -58,7 +59,8 @@ class Timing:
         assert self._clock is not None
         before = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
         down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._choice.holding)
-        return self._clock.seconds(ids, down, self._traffic.up, before + samples, self._losses[ids])
+        losses = torch.zeros_like(ids) if self._losses is None else self._losses[ids]
+        return self._clock.seconds(ids, down, self._traffic.up, before + samples, losses)
 
     def seconds(self) -> Tensor | None:
         """What each client of the cohort needed."""

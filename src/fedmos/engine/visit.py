@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -24,9 +24,25 @@ _BLOCKS = 8
 class Read(NamedTuple):
     """A request for numbers, float64, that are on the device. Reading is what a round waits for; all else is queued."""
 
-    numbers: Tensor
+    numbers: tuple[Tensor, ...]
     now: bool = False
     """Before anything else is queued, which might overwrite what the numbers are about."""
+
+    @property
+    def size(self) -> int:
+        return sum(v.numel() for v in self.numbers)
+
+    def answer(self, numbers: Tensor) -> list[Tensor]:
+        """The numbers, read, in the shapes they were asked for in."""
+        parts = numbers.split([v.numel() for v in self.numbers])
+        return [part.view(v.shape) for part, v in zip(parts, self.numbers, strict=True)]
+
+
+def read(requests: Sequence[Read]) -> list[list[Tensor]]:
+    """What was asked for, at once."""
+    numbers = torch.cat([v.flatten() for request in requests for v in request.numbers]).cpu()
+    each = numbers.split([request.size for request in requests])
+    return [request.answer(part) for request, part in zip(requests, each, strict=True)]
 
 
 class Visit(NamedTuple):
@@ -38,7 +54,7 @@ class Visit(NamedTuple):
     states: tuple[Tensor, Vectors]
     """Clients kept and their new state; of several ranks, those who live with this one."""
     report: Tensor
-    """(2, kept), on the device: whether all is finite that each of those sent, and their mean training losses."""
+    """(2, kept), on the device: the largest number each of those sent, and their mean training losses."""
 
 
 class Blame(Exception):
@@ -83,23 +99,29 @@ class Visitor:
     def visit(self, cohort: Cohort, errand: Errand) -> Generator[Job | Read, Any, Visit]:
         algorithm, timing, phase = self.algorithm, errand.timing, errand.phase
         reduce = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
-        S, b = len(cohort.ids), self._block(len(cohort.ids), errand.x)
-        costs = [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(b)]
-        width, owner = int(self.task.data.sizes[cohort.ids].max()), self.ranks.assign(costs)
-        mine = torch.tensor([n for n in range(S) if owner[n // b] == self.ranks.rank], dtype=torch.int64)
+        S, sizes = len(cohort.ids), self.task.data.sizes[cohort.ids]
+        b, width = self._block(S, errand.x), int(sizes.max())
+        costs = [float(v.sum()) for v in self.task.steps(sizes).split(b)] if self.ranks.size > 1 else []
+        owner = self.ranks.assign(costs) if self.ranks.size > 1 else [0] * -(S // -b)
+        mine = torch.arange(S)
+        if self.ranks.size > 1:
+            mine = mine[torch.tensor(owner)[mine // b] == self.ranks.rank]
         state_of = self._brought(cohort.ids, owner, b, errand.x)
         sums: dict[int, Vectors] = {block: {} for block, rank in enumerate(owner) if rank == self.ranks.rank}
-        states, reports, counts = [], [errand.x.new_empty((2, 0), dtype=torch.float64)], [mine[:0]]
+        clocked = timing is not None and timing.clocked
+        states: list[tuple[Tensor, Vectors]] = []
+        reports: list[Tensor] = []
+        counts: list[Tensor] = []
         began = perf_counter()
         for places in self.crew.chunks(mine) if len(mine) else ():
-            ids = cohort.ids[places]
-            factors = {name: self._factors(rule, ids, cohort.weights[places]) for name, (_, rule) in reduce.items()}
+            ids, weights = _picked(cohort.ids, places, S), _picked(cohort.weights, places, S)
+            factors = {name: self._factors(rule, ids, weights) for name, (_, rule) in reduce.items()}
             done = yield Job(
                 phase=phase,
                 ids=ids,
                 ctx=errand.ctx,
-                lr=torch.tensor([errand.lr], dtype=torch.float64),
-                W=torch.tensor([errand.ctx.W], dtype=torch.float64),
+                lr=[errand.lr],
+                W=[errand.ctx.W],
                 x=errand.x,
                 msg=errand.msg,
                 own=state_of(places),
@@ -107,51 +129,56 @@ class Visitor:
                 factors=factors,
                 width=width,
             )
-            counts.append(done.samples() if timing is not None and timing.clocked else torch.zeros_like(ids))
+            counts.append(done.samples() if clocked else places)
             good = _in_time(timing, phase, ids, counts[-1])
             if errand.careful:
-                good = good & ((yield Read(done.report[0], now=True)) > 0)
-            whole = bool(good.all())
-            chosen = slice(None) if whole else good.nonzero().flatten().to(errand.x.device)
-            reports.append(done.report.clone())
-            states.append((places[good], {name: v[chosen].clone() for name, v in done.own.items()}))
+                good = _both(good, (yield Read((done.report[0],), now=True))[0].isfinite())
+            whole = good is None or bool(good.all())
+            chosen = slice(None) if good is None or whole else good.nonzero().flatten().to(errand.x.device)
+            reports.append(done.report)
+            states.append((_kept(places, good), {name: v[chosen].clone() for name, v in done.own.items()}))
             for name, (upload, _) in reduce.items():
                 if done.sums and whole and _is_block(places, b, S):
-                    sums[int(places[0]) // b][name] = done.sums[name][0].clone()
+                    sums[int(places[0]) // b][name] = done.sums[name][0]
                 else:
-                    _add_rows(sums, name, places[good] // b, factors[name][good], done.uploads[upload][chosen])
-        report, samples = torch.cat(reports, dim=1), torch.cat(counts)
-        vectors = {block: _stacked(found, reduce, errand.x) for block, found in sums.items()}
+                    blocks, factor = _kept(places, good) // b, _kept(factors[name], good)
+                    _add_rows(sums, name, blocks, factor, done.uploads[upload][chosen])
+        vectors = {block: _in_order(found, reduce, errand.x) for block, found in sums.items()}
+        report = _joined(reports, dim=1) if reports else errand.x.new_empty((2, 0), dtype=torch.float64)
+        samples = _joined(counts) if counts else mine
         if self.ranks.size > 1:
             self.ranks.measured(sum(costs[block] for block in sums), perf_counter() - began)
             report, samples = self._shared(report, samples, mine, [owner[n // b] for n in range(S)])
-            vectors = dict(enumerate(self.ranks.gather(vectors, owner, _stacked({}, reduce, errand.x))))
+            like = torch.stack(_in_order({}, reduce, errand.x))
+            stacked = {block: torch.stack(found) for block, found in vectors.items()}
+            vectors = {n: list(v.unbind()) for n, v in enumerate(self.ranks.gather(stacked, owner, like))}
 
         good = _in_time(timing, phase, cohort.ids, samples)
         if timing is not None:
             timing.record(phase, cohort.ids, samples)
         if errand.careful:
-            finite = report[0].cpu() > 0
-            if not (errand.forgiving or bool(finite[good].all())):
-                raise Blame(int(cohort.ids[good & ~finite][0]))
-            good = good & finite
-        everyone = bool(good.all())
-        kept = cohort if everyone else Cohort(cohort.ids[good], cohort.weights[good])
+            finite = report[0].cpu().isfinite()
+            if not (errand.forgiving or bool(_kept(finite, good).all())):
+                raise Blame(int(_kept(cohort.ids, _both(good, ~finite))[0]))
+            good = _both(good, finite)
+        if good is not None and bool(good.all()):
+            good = None
+        kept = cohort if good is None else Cohort(cohort.ids[good], cohort.weights[good])
         # Where clients were left out, the others' weights are scaled up to the same sum.
-        W = sum(kept.weights.tolist())
-        mean = 1 / W if W else 0.0
-        scale = {"w": 1.0 if everyone else errand.ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
-        total = vectors[0]
+        total = sum(kept.weights.tolist())
+        mean = 1 / total if total else 0.0
+        scale = {"w": 1.0 if good is None else errand.ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
+        sum_of = vectors[0]
         for block in range(1, len(owner)):
-            total = total + vectors[block]
+            sum_of = [v + w for v, w in zip(sum_of, vectors[block], strict=True)]
         return Visit(
             sums={
                 name: v if scale[rule] == 1 else scale[rule] * v
-                for (name, (_, rule)), v in zip(reduce.items(), total, strict=True)
+                for (name, (_, rule)), v in zip(reduce.items(), sum_of, strict=True)
             },
             kept=kept,
             states=self._returned(cohort.ids, good, owner, b, states, errand.x),
-            report=report if everyone else report[:, good.nonzero().flatten().to(report.device)],
+            report=report if good is None else report[:, good.nonzero().flatten().to(report.device)],
         )
 
     def _block(self, S: int, x: Tensor) -> int:
@@ -191,7 +218,7 @@ class Visitor:
     def _returned(
         self,
         ids: Tensor,
-        good: Tensor,
+        good: Tensor | None,
         owner: list[int],
         b: int,
         states: list[tuple[Tensor, Vectors]],
@@ -200,9 +227,9 @@ class Visitor:
         """Clients who live here and were kept, and their new state."""
         names = list(states[0][1]) if states else []
         if self.ranks.size == 1 or not self.algorithm.client_state:
-            return ids[good], {name: torch.cat([own[name] for _, own in states]) for name in names}
+            return _kept(ids, good), {name: _joined([own[name] for _, own in states]) for name in names}
         trained = [n for places, _ in states for n in places.tolist()]
-        places = good.nonzero().flatten().tolist()
+        places = list(range(len(ids))) if good is None else good.nonzero().flatten().tolist()
         ways = [(owner[n // b], int(ids[n]) % self.ranks.size) for n in places]
         here = [n for n, (_, home) in zip(places, ways, strict=True) if home == self.ranks.rank]
         own = {}
@@ -215,13 +242,35 @@ class Visitor:
         return ids[here], own
 
 
-def _in_time(timing: Timing | None, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor:
+# Of a cohort, None stands for everyone: most rounds leave nobody out, and each tensor operation costs microseconds.
+
+
+def _in_time(timing: Timing | None, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor | None:
     """(M,): whose work counts; without a clock, everyone's."""
-    return torch.ones(len(ids), dtype=torch.bool) if timing is None else timing.admits(phase, ids, samples)
+    return None if timing is None or not timing.clocked else timing.admits(phase, ids, samples)
+
+
+def _both(good: Tensor | None, others: Tensor) -> Tensor:
+    return others if good is None else good & others
+
+
+def _kept(v: Tensor, good: Tensor | None) -> Tensor:
+    return v if good is None else v[good]
+
+
+def _picked(v: Tensor, places: Tensor, S: int) -> Tensor:
+    """v at some or all of S places."""
+    return v if len(places) == S else v[places]
+
+
+def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
 def _is_block(places: Tensor, b: int, S: int) -> bool:
     """Whether these are all the places of one block."""
+    if len(places) == S:
+        return b >= S
     first = int(places[0])
     return first % b == 0 and len(places) == min(b, S - first) and int(places[-1]) == first + len(places) - 1
 
@@ -233,6 +282,6 @@ def _add_rows(sums: Mapping[int, Vectors], name: str, blocks: Tensor, factors: T
         found[name] = found[name] + factor * row if name in found else factor * row
 
 
-def _stacked(sums: Vectors, names: Iterable[str], x: Tensor) -> Tensor:
-    """The sums under each other; zeros where nobody has sent anything."""
-    return torch.stack([sums[name] if name in sums else torch.zeros_like(x) for name in names])
+def _in_order(sums: Vectors, names: Iterable[str], x: Tensor) -> list[Tensor]:
+    """The sums by their names; zeros where nobody has sent anything."""
+    return [sums[name] if name in sums else torch.zeros_like(x) for name in names]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -48,17 +49,16 @@ class Plan:
 class Job(NamedTuple):
     """A chunk of clients, and what they are given. Numbers are float64 on the CPU, vectors on the run's device.
 
-    Where several runs work together, x and the vectors of msg are (M, D) instead of (D,), and lr and W have M entries.
+    Where several runs work together, x and the vectors of msg are (M, D) instead of (D,), and lr and W have M entries
+    instead of one.
     """
 
     phase: Phase
     ids: Tensor
     """(M,), on the CPU."""
     ctx: Context
-    lr: Tensor
-    """(1,)."""
-    W: Tensor
-    """(1,)."""
+    lr: list[float]
+    W: list[float]
     x: Tensor
     msg: Vectors
     own: Vectors
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What came of a job; all but `samples` is on the run's device, and may be overwritten by the next job."""
+    """What came of a job; all but `samples` is on the run's device. The next job may overwrite uploads and own."""
 
     uploads: Vectors
     """(M, D) each."""
@@ -84,7 +84,7 @@ class Done(NamedTuple):
     sums: Vectors
     """Σ factor · upload over each run's clients, (runs, D), where it was computed at once."""
     report: Tensor
-    """(2, M), float64: whether all that a client sends is finite, and its loss."""
+    """(2, M), float64: the largest number a client sends or keeps, finite only if all are; and its loss."""
     samples: Callable[[], Tensor]
     """(M,), on the CPU: how many samples' gradients each client computed."""
 
@@ -128,6 +128,8 @@ class Crew:
         self._calls: dict[Any, list[Call]] = {}
 
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
+        if len(ids) <= self.plan.chunk:
+            return (ids,)
         parts: tuple[Tensor, ...] = ids.split(self.plan.chunk)
         return parts
 
@@ -205,11 +207,15 @@ class Crew:
             outputs = body(inputs._replace(numbers=inputs.numbers.to(job.x.device)))
         else:
             outputs = self._graphs.run(key, body, inputs)  # type: ignore[union-attr]
+            # The next replay overwrites what this one has put out.
+            outputs = outputs._replace(
+                sums={name: v.clone() for name, v in outputs.sums.items()}, report=outputs.report.clone()
+            )
         return Done(
-            uploads={name: v[:M] for name, v in outputs.uploads.items()},
-            own={name: v[:M] for name, v in outputs.own.items()},
+            uploads=_first_rows(outputs.uploads, M),
+            own=_first_rows(outputs.own, M),
             sums=outputs.sums,
-            report=outputs.report[:, :M],
+            report=outputs.report[..., :M] if len(job.ids) > M else outputs.report,
             samples=lambda: samples_taken(self.task, self._calls[key], sizes),
         )
 
@@ -258,16 +264,24 @@ class Crew:
             expect(self.algorithm, "finish", uploads, self.algorithm.up)
             expect(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
         uploads, own = ({n: grad.unrows(v, M) for n, v in vs.items()} for vs in (uploads, own))
-        finite = torch.ones(M, dtype=torch.bool, device=x.device)
-        for v in (*uploads.values(), *own.values()):
-            finite = finite & v.isfinite().all(dim=1)
-        report = torch.stack([finite.to(torch.float64), grad.reported().to(torch.float64)])
+        largest = largest_of([*uploads.values(), *own.values()] or [x.new_zeros(M, 1)])
+        report = torch.stack([largest.to(torch.float64), grad.reported().to(torch.float64)])
         sums = {}
         if x.device.type != "cpu":
-            reduce = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
-            parts = {name: uploads[upload].reshape(job.runs, -1, x.shape[-1]) for name, (upload, _) in reduce.items()}
+            rules = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
+            parts = {name: uploads[upload].reshape(job.runs, -1, x.shape[-1]) for name, (upload, _) in rules.items()}
             sums = {name: _weighted(v, parts[name]) for name, v in numbers.factors.items()}
         return Outputs(uploads, own, sums, report), grad.calls
+
+
+def largest_of(vectors: Sequence[Tensor]) -> Tensor:
+    """The largest absolute value along the last axis of any of the vectors; not finite if anything in them is not."""
+    largest: Tensor = reduce(torch.maximum, [torch.linalg.vector_norm(v, torch.inf, dim=-1) for v in vectors])
+    return largest
+
+
+def _first_rows(vectors: Vectors, M: int) -> Vectors:
+    return {name: v[:M] if len(v) > M else v for name, v in vectors.items()}
 
 
 def _weighted(factors: Tensor, uploads: Tensor) -> Tensor:
@@ -289,9 +303,9 @@ class Numbers(NamedTuple):
 
 def _packed(job: Job) -> Tensor:
     """Everything of a job that is on the host as one int64 vector, the floats by their bits: one copy to a device."""
-    integers = torch.cat([torch.tensor([job.ctx.t]), job.ids, job.last])
-    floats = torch.cat([job.lr, job.W, *job.factors.values(), *job.fields.values()])
-    return torch.cat([integers, floats.view(torch.int64)])
+    single = torch.tensor([*job.lr, *job.W], dtype=torch.float64)
+    floats = [v.view(torch.int64) for v in (single, *job.factors.values(), *job.fields.values())]
+    return torch.cat([torch.tensor([job.ctx.t]), job.ids, job.last, *floats])
 
 
 def _unpacked(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:

@@ -148,8 +148,8 @@ class Site:
                 phase=phase,
                 ids=me,
                 ctx=RoundContext(t=t, lr=lr, N=header["N"], S=header["S"], W=header["W"]),
-                lr=torch.tensor([header["lr"]], dtype=torch.float64),
-                W=torch.tensor([header["W"]], dtype=torch.float64),
+                lr=[header["lr"]],
+                W=[header["W"]],
                 x=x,
                 msg=msg,
                 own={name: v[None] for name, v in own.items()},
@@ -158,7 +158,7 @@ class Site:
                 width=max(header["width"], self.samples),
             )
         )
-        if not bool(done.report[0, 0]):
+        if not bool(done.report[0, 0].isfinite()):
             raise ValueError(f"The update of client {self.name} in round {t + 1} is not finite")
         uploads = {name: v[0] for name, v in done.uploads.items()}
         numbers = {name: v.to(x.dtype) for name, v in crew.reports(x, me, reports).items()}

@@ -66,10 +66,10 @@ class Remote(Crew):
         reports = [] if prepare else list(self._terms.reports)
         headers = {
             i: {
-                "lr": float(job.lr[0]),
+                "lr": job.lr[0],
                 "N": job.ctx.N,
                 "S": job.ctx.S,
-                "W": float(job.W[0]),
+                "W": job.W[0],
                 "p": float(self.task.data.importance[i]),
                 "last": last,
                 "width": job.width,
@@ -82,10 +82,10 @@ class Remote(Crew):
         self._late |= answers.late
         self._reports |= {i: reply.numbers for i, reply in answers.good.items()}
         place = {i: row for row, i in enumerate(job.ids.tolist())}
-        D, report = self.task.model.size, torch.zeros((2, len(job.ids)), dtype=torch.float64)
+        D, report = self.task.model.size, torch.full((2, len(job.ids)), torch.nan, dtype=torch.float64)
         uploads = {name: torch.zeros((len(job.ids), D), dtype=job.x.dtype) for name in names}
         for i, reply in answers.good.items():
-            report[0, place[i]] = 1
+            report[0, place[i]] = 0  # finite: it was looked at
             if "loss" in reply.numbers:
                 report[1, place[i]] = reply.numbers["loss"][0]
             for name, v in reply.vectors.items():

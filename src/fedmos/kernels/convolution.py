@@ -146,12 +146,13 @@ def _ours(what: str, x: Tensor, channels: int, clients: int, kernel: int, stride
         return False
     if stride > 1 or kernel == 1:  # the library works client by client here
         return True
-    few = 15 if clients < 20 else 32
     if x.dtype == torch.bfloat16:
         if what == "weight":  # at 256 channels the library takes ten times as long
             return channels <= 15 or 256 <= channels < 512
-        return channels <= 128 if what == "input" else channels <= few or channels >= 256
-    return channels <= {"forward": few, "input": 256 if precision == "tf32" else few, "weight": 32}[what]
+        return channels <= 256 if what == "input" else channels <= 64 or channels >= 256
+    if precision != "tf32":
+        return channels <= (32 if what == "weight" or clients >= 20 else 15)
+    return channels <= {"forward": 64, "input": 256, "weight": 32}[what]
 
 
 def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:

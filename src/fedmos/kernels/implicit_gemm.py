@@ -4,7 +4,8 @@ A cohort's convolution has a weight tensor per client, which libraries treat as 
 per client where channels are few, and layout conversions around it. Here a program computes a tile of one client's
 product  patches (rows × taps) · weights (taps × channels),  rows being (sample, output row, output column) and taps
 (kernel row, kernel column, input channel); patches are never written out. Images are read with whatever strides they
-have; channels last is the fast layout, and the one outputs get.
+have; channels last is the fast layout, and the one outputs get. Strides are constants, from which the compiler sees how
+many numbers can be read at once.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ def _forward(
     x,
     w,
     out,
-    x_m,
-    x_b,
-    x_c,
-    x_h,
-    x_w,
+    x_m: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
     rows: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -55,7 +56,10 @@ def _forward(
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     b, at = r // (OH * OW), r % (OH * OW)
     top, left = (at // OW) * stride - pad, (at % OW) * stride - pad
+    # An element of a patch lies at the sum of what its row says and what its tap says.
     x_row = x + m * x_m + b.to(tl.int64) * x_b
+    if dilation == 1:
+        x_row += top * x_h + left * x_w
     w_m = w + m * T * CO
     sums = tl.zeros((BR, BO), dtype=tl.float32)
     for i in range((T + BT - 1) // BT):
@@ -63,21 +67,25 @@ def _forward(
         if WIDE:
             position = i // (C // BT)
             c = (i % (C // BT)) * BT + tl.arange(0, BT)
-            h, v = (top + position // KW)[:, None], (left + position % KW)[:, None]
+            kh, kw = position // KW, position % KW
+            x_tap = c * x_c + (kh * x_h + kw * x_w)
+            h, v = (top + kh)[:, None], (left + kw)[:, None]
             inside = (r < rows)[:, None]
         else:
-            position = t // C
-            c = t % C
-            h, v = top[:, None] + (position // KW)[None, :], left[:, None] + (position % KW)[None, :]
+            kh, kw, c = t // C // KW, t // C % KW, t % C
+            x_tap = c * x_c + kh * x_h + kw * x_w
+            h, v = top[:, None] + kh[None, :], left[:, None] + kw[None, :]
             inside = (r < rows)[:, None] & (t < T)[None, :]
-        if dilation > 1:
+        if dilation == 1:
+            if pad > 0:
+                inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
+            patch = tl.load(x_row[:, None] + x_tap[None, :], mask=inside, other=0.0)
+        else:
             inside = inside & (h >= 0) & (v >= 0) & (h % dilation == 0) & (v % dilation == 0)
             h, v = h // dilation, v // dilation
             inside = inside & (h < H) & (v < W)
-        elif pad > 0:
-            inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
-        patch = tl.load(x_row[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
-        if CO % BO == 0 and WIDE:
+            patch = tl.load(x_row[:, None] + (c * x_c)[None, :] + h * x_h + v * x_w, mask=inside, other=0.0)
+        if CO % BO == 0 and T % BT == 0:
             weight = tl.load(w_m + o[:, None] * T + t[None, :])
         else:
             weight = tl.load(w_m + o[:, None] * T + t[None, :], mask=(o < CO)[:, None] & (t < T)[None, :], other=0.0)
@@ -91,16 +99,16 @@ def _weight(
     x,
     dy,
     out,
-    x_m,
-    x_b,
-    x_c,
-    x_h,
-    x_w,
-    dy_m,
-    dy_b,
-    dy_c,
-    dy_h,
-    dy_w,
+    x_m: tl.constexpr,
+    x_b: tl.constexpr,
+    x_c: tl.constexpr,
+    x_h: tl.constexpr,
+    x_w: tl.constexpr,
+    dy_m: tl.constexpr,
+    dy_b: tl.constexpr,
+    dy_c: tl.constexpr,
+    dy_h: tl.constexpr,
+    dy_w: tl.constexpr,
     rows: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -130,22 +138,26 @@ def _weight(
         position = tl.program_id(0) // (C // BT)
         c = (tl.program_id(0) % (C // BT)) * BT + tl.arange(0, BT)
         kh, kw = position // KW, position % KW
+        x_tap = x + m * x_m + c * x_c + (kh * x_h + kw * x_w)
     else:
-        c = t % C
-        kh, kw = ((t // C) // KW)[None, :], ((t // C) % KW)[None, :]
+        kh, kw, c = t // C // KW, t // C % KW, t % C
+        x_tap = x + m * x_m + c * x_c + kh * x_h + kw * x_w
+        kh, kw = kh[None, :], kw[None, :]
     sums = tl.zeros((BT, BO), dtype=tl.float32)
     for r0 in range(0, share, BR):
         r = s * share + r0 + tl.arange(0, BR)
         real = r < rows
         b, at = (r // (OH * OW)).to(tl.int64), r % (OH * OW)
         oh, ow = at // OW, at % OW
-        h, v = (oh * stride - pad)[:, None] + kh, (ow * stride - pad)[:, None] + kw
+        top, left = oh * stride - pad, ow * stride - pad
+        x_row = b * x_b + top * x_h + left * x_w
         inside = real[:, None]
         if not WIDE:
             inside = inside & (t < T)[None, :]
         if pad > 0:
+            h, v = top[:, None] + kh, left[:, None] + kw
             inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
-        patch = tl.load(x + m * x_m + (b * x_b)[:, None] + c[None, :] * x_c + h * x_h + v * x_w, mask=inside, other=0.0)
+        patch = tl.load(x_tap[None, :] + x_row[:, None], mask=inside, other=0.0)
         place = dy + m * dy_m + b * dy_b + oh * dy_h + ow * dy_w
         if CO % BO == 0:
             change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None], other=0.0)
@@ -161,6 +173,36 @@ def _tile(n: int, low: int, high: int) -> int:
     return max(low, min(high, triton.next_power_of_2(n)))
 
 
+# Tiles as they were fastest on an H200 for the layers of docs/performance.md.
+
+
+def _tiles(x: Tensor, CO: int, rows: int, T: int, pad: int) -> tuple[int, int, int, int]:
+    """Rows, taps and channels of a tile of the forward product, and the warps that compute it."""
+    C, narrow, BO = x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
+    if C % 32 == 0:
+        if pad == 0 and rows >= 4096:
+            return 256, 32, BO, 8
+        return 128, 64 if narrow and C % 64 == 0 else 32, BO, 4
+    if C % 16 == 0:
+        return 128, 32 if narrow else 16, BO, 4
+    if T <= 32:
+        return 128, _tile(T, 16, 32), BO, 8 if BO == 64 else 4
+    if T < 128:
+        return 128, 32, BO, 4
+    return 64, 64 if pad == 0 else 32, BO, 4
+
+
+def _weight_tiles(x: Tensor, CO: int, rows: int, T: int) -> tuple[int, int, int, int]:
+    """Rows, taps and channels of a tile of the weights' gradient, and into how many shares rows are cut."""
+    M, C, narrow, BO = len(x), x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
+    if C % 16 == 0:
+        BR, BT, programs = (64, 64, 528) if narrow else (32, 32, 1056)
+    else:
+        BR, BT, programs = 32, 32 if T < 128 and not narrow else _tile(T, 16, 128), 528
+    shares = programs // (triton.cdiv(T, BT) * triton.cdiv(CO, BO) * M)
+    return BR, BT, BO, max(1, min(triton.cdiv(rows, 4 * BR), shares))
+
+
 def _product(
     x: Tensor, taps: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int, dilation: int, precision: str
 ) -> Tensor:
@@ -169,9 +211,7 @@ def _product(
     CO, (OH, OW) = taps.shape[1], size
     rows = B * OH * OW
     out = torch.empty((B, OH, OW, M, CO), dtype=x.dtype, device=x.device)
-    BO = _tile(CO, 16, 64)
-    BT = 32 if C % 32 == 0 else 16 if C % 16 == 0 else _tile(kernel * kernel * C, 16, 32)
-    BR, warps = (256, 8) if rows >= 1024 and BO >= 32 else (128, 4)
+    BR, BT, BO, warps = _tiles(x, CO, rows, kernel * kernel * C, pad)
     grid = (triton.cdiv(rows, BR), triton.cdiv(CO, BO), M)
     _forward[grid](
         x, taps, out, *x.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, dilation,
@@ -200,11 +240,7 @@ def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, p
     M, B, C, H, W = x.shape
     CO, OH, OW = dy.shape[2:]
     T, rows = kernel * kernel * C, B * OH * OW
-    BO, BR = _tile(CO, 16, 64), 32
-    narrow = x.dtype == torch.bfloat16
-    BT = _tile(C, 16, 64) if C % (64 if narrow else 16) == 0 else _tile(T, 16, 128)
-    programs = triton.cdiv(T, BT) * triton.cdiv(CO, BO) * M
-    shares = max(1, min(triton.cdiv(rows, 4 * BR), 528 // programs))
+    BR, BT, BO, shares = _weight_tiles(x, CO, rows, T)
     share = triton.cdiv(triton.cdiv(rows, shares), BR) * BR
     shares = triton.cdiv(rows, share)
     out = torch.empty((shares, M, T, CO), dtype=torch.float32, device=x.device)

@@ -30,12 +30,13 @@ def _compared(table: Table, best: Row) -> str:
     """How much less that is than the baseline's."""
     if len(table.rows) == 1:
         return "."
-    if best.label == table.baseline:
+    baseline = table.reference(best)
+    if best.label == baseline:
         return "; it is the baseline."
     found = table.speed_up(best, "megabytes")
     if found is None:
-        return f"; {table.baseline}, the baseline, did not reach it."
-    words = f", {found.value:.2f} times less than {table.baseline}"
+        return f"; {baseline}, the baseline, did not reach it."
+    words = f", {found.value:.2f} times less than {baseline}"
     if found.low is None or found.high is None:
         return f"{words}. One seed says nothing of chance."
     clear = "" if found.low > 1 else ", so seeds do not settle which needs less"

@@ -13,6 +13,7 @@ from ..history import METRICS
 from ..outcomes import last_value, spread
 from .answer import answer
 from .chosen import Chosen, chosen
+from .clients import Served, served
 from .curves import Curve, curve
 from .split import Split, split
 from .study import Study
@@ -39,6 +40,7 @@ def html(study: Study) -> str:
     curves = {metric: [curve(row, metric) for row in study.rows] for metric in order}
     curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
     picture, frequencies = split(study), [chosen(row) for row in study.rows]
+    across, groups = [served(row) for row in study.rows], ["given" if r.tuned is None else "tuned" for r in study.rows]
     clocked = any(line.seconds is not None for lines in curves.values() for line in lines)
     axes = {name: words for name, words in _AXES.items() if name != "seconds" or clocked}
     data = {
@@ -55,6 +57,9 @@ def html(study: Study) -> str:
             for metric, lines in curves.items()
         ],
         "split": _bubbles(picture) if isinstance(picture, Split) else None,
+        "groups": groups,
+        "styles": [groups[:i].count(group) for i, group in enumerate(groups)],
+        "served": [None if s is None else {"shares": s.shares, "accuracies": _rounded(s.accuracies)} for s in across],
         "chosen": [None if c is None else {"ranks": c.ranks, "shares": _rounded(c.shares)} for c in frequencies],
     }
     parts = [
@@ -62,13 +67,15 @@ def html(study: Study) -> str:
         f'<p class="answer">{escape(answer(table))}</p>',
         _outcome(study),
         "<h2>Curves</h2>",
-        _controls(axes, methods),
+        _controls(axes, methods, groups),
         *(_metric_figure(metric, lines) for metric, lines in curves.items() if metric in METRICS),
         *_diagnostics({measure: lines for measure, lines in curves.items() if measure in MEASURES}),
+        *_served_figure(methods, across),
         "<h2>The split</h2>",
         _split_figure(picture),
         "<h2>Who takes part</h2>",
         _chosen_figure(methods, frequencies),
+        *_tuning(study),
         "<h2>Methods</h2>",
         _methods(study),
         "<h2>Configuration</h2>",
@@ -161,11 +168,15 @@ def _outcome(study: Study) -> str:
             f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
             " the target; in brackets, a 95 % bootstrap interval over seeds."
         )
+        if any(row.against is not None for row in study.rows):
+            words += f" Tuned methods are measured against {table.baseline} tuned."
     shown = _table("What each method needs", [column.heading for column in table.columns()], table.cells())
     return shown.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
 
 
-def _controls(axes: dict[str, str], methods: list[str]) -> str:
+def _controls(axes: dict[str, str], methods: list[str], groups: list[str]) -> str:
+    """Switches; of methods that are there both as they are given and tuned, the tuned are shown first."""
+    both = len(set(groups)) > 1
     choices = "".join(
         f'<label><input type="radio" name="axis" value="{name}"{" checked" if name == "rounds" else ""}>'
         f"{escape(words)}</label>"
@@ -174,14 +185,16 @@ def _controls(axes: dict[str, str], methods: list[str]) -> str:
     line = '<line x2="32" y1="8" y2="8" stroke-width="4"/>'
     swatch = f'<svg class="swatch" viewBox="0 0 32 16" aria-hidden="true">{line}</svg>'
     boxes = "".join(
-        f'<label><input type="checkbox" name="method" value="{i}" checked>{swatch}{escape(label)}</label>'
+        f'<label><input type="checkbox" name="method" value="{i}"{"" if both and groups[i] == "given" else " checked"}>'
+        f"{swatch}{escape(label)}</label>"
         for i, label in enumerate(methods)
     )
+    buttons = {"show": "all", "hide": "none"} | ({"given": "as given", "tuned": "tuned"} if both else {})
+    pressed = " ".join(f'<button type="button" data-all="{kind}">{word}</button>' for kind, word in buttons.items())
     return (
         f'<div class="controls"><fieldset class="axis"><legend>Horizontal axis</legend>{choices}</fieldset>'
         f"<fieldset><legend>Methods</legend>{boxes}"
-        '<span class="hint"><button type="button" data-all="show">all</button> '
-        '<button type="button" data-all="hide">none</button></span></fieldset></div>'
+        f'<span class="hint">{pressed}</span></fieldset></div>'
         "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>"
     )
 
@@ -216,6 +229,37 @@ def _diagnostics(curves: dict[str, list[Curve]]) -> list[str]:
     """What `fm.Diagnostics` measured, if it did."""
     figures = [_metric_figure(measure, lines) for measure, lines in curves.items()]
     return ["<h2>Diagnostics</h2>", *figures] if figures else []
+
+
+def _served_figure(methods: list[str], across: list[Served | None]) -> list[str]:
+    """How evenly clients are served, if it was measured."""
+    known = [(label, s) for label, s in zip(methods, across, strict=True) if s is not None]
+    if not known:
+        return []
+    caption = (
+        "Accuracy of the final model on each client's own training data, clients from the worst to the best, "
+        "mean over seeds."
+    )
+    cells = [[label, f"{s.worst_tenth:.3f}", f"{s.median:.3f}", f"{s.mean:.3f}"] for label, s in known]
+    headings = ["method", "worst 10 % of clients", "median client", "mean over clients"]
+    numbers = _table("Accuracy on clients' own data; every client counts the same", headings, cells)
+    return ["<h2>Across clients</h2>", _figure("served", caption, caption, low=True) + numbers]
+
+
+def _tuning(study: Study) -> list[str]:
+    """Every point of every grid, if there are any."""
+    metric, lines = study.table.metric, []
+    for row in study.rows:
+        for one in row.tuned.tried if row.tuned is not None else ():
+            values = ", ".join(f"{field} {value:g}" for field, value in one.values.items())
+            final = "diverged" if one.final is None else f"{one.final:.4f}"
+            mark = "chosen" if row.tuned is not None and one.values == row.tuned.values else ""
+            lines.append([row.label, values, "" if one.rounds is None else str(one.rounds), final, mark])
+    if not lines:
+        return []
+    headings = ["method", "values", "rounds to the target", f"last {metric}", ""]
+    table = _table("What was tried on the seed for tuning, once each", headings, lines)
+    return ["<h2>Tuning</h2>", f"<details><summary>Every point of the grids</summary>{table}</details>"]
 
 
 def _split_figure(picture: Split | str) -> str:

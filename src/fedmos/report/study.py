@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import config
-from ..compare import CONFIGURATION, Job, caption
+from ..compare import CONFIGURATION, caption, entries
 from ..config import CompareConfig, DataConfig, RunConfig
 from ..history import METRICS
 from ..metrics import target_rule
-from ..outcomes import Row
+from ..outcomes import Row, Tried, Tuned
 from ..result import Result
 from ..shown import shown
 from ..table import Table
@@ -113,7 +113,8 @@ def _comparison(folder: Path) -> Source:
     settings = config.load(CompareConfig, folder / CONFIGURATION)
     try:
         table = json.loads((folder / "table.json").read_text("utf-8"))
-        chosen = [float(method["step_size"]) for method in table["methods"]]
+        chosen = dict(enumerate(_tuned(m["tuned"]) for m in table["methods"] if m["tuned"] is not None))
+        made = entries(settings, chosen)
         target = (str(table["metric"]), float(table["target"]))
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -121,16 +122,15 @@ def _comparison(folder: Path) -> Source:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"Cannot report {folder} because its table.json is damaged: {error!r}") from error
-    rows = [
-        Row.of(
-            method.label,
-            lr,
-            {seed: Result.load(Job(i, lr, seed, stop=False).folder(folder)) for seed in settings.seeds},
-        )
-        for i, (method, lr) in enumerate(zip(settings.methods, chosen, strict=True))
-    ]
+    read = [{job.seed: Result.load(job.folder(folder)) for job in entry.jobs(settings.seeds)} for entry in made]
+    rows = [entry.row(results) for entry, results in zip(made, read, strict=True)]
     text = (folder / CONFIGURATION).read_text("utf-8")
     return Source(folder=folder, rows=rows, target=target, data=settings.data, text=text)
+
+
+def _tuned(table: Mapping[str, Any]) -> Tuned:
+    """From a table's file."""
+    return Tuned(dict(table["values"]), dict(table["edges"]), [Tried(**one) for one in table["tried"]])
 
 
 def _run(folder: Path) -> Source:
@@ -172,9 +172,8 @@ def _rows(sources: list[Source]) -> list[Row]:
             raise ValueError(f"Cannot report {names} together because they are one method with the same seed")
         first = parts[0][1]
         rows.append(
-            Row(
-                label=first.label,
-                lr=first.lr,
+            replace(
+                first,
                 runs=_merged([row.runs for _, row in parts]),
                 ended_early=frozenset(seed for _, row in parts for seed in row.ended_early),
                 infos=_merged([row.infos for _, row in parts]),
@@ -201,9 +200,10 @@ def _told_apart(rows: list[Row], folders: list[str]) -> list[Row]:
         [f"{number}: {row.label}" for number, row in enumerate(rows, 1)],
     )
     labels = next(way for way in ways if len(set(way)) == len(way))
+    own = {(folder, row.label): label for folder, label, row in zip(folders, labels, rows, strict=True)}
     return [
-        Row(label=label, lr=row.lr, runs=row.runs, ended_early=row.ended_early, infos=row.infos)
-        for label, row in zip(labels, rows, strict=True)
+        replace(row, label=label, against=None if row.against is None else own[folder, row.against])
+        for folder, label, row in zip(folders, labels, rows, strict=True)
     ]
 
 

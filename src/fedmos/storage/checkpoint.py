@@ -91,8 +91,11 @@ class Checkpoints:
         overtaken = sorted(self._numbers(), reverse=True) != numbers  # by a run that goes on as we read
         return self.newest() if overtaken else None
 
-    def write(self, snapshot: Snapshot, changed: Iterable[int] | None = None) -> None:
-        """Save a snapshot whose clients have `changed` since the last one; None for a snapshot of its own."""
+    def write(self, snapshot: Snapshot, changed: Iterable[int] | None = None, only: bool = False) -> None:
+        """Save a snapshot whose clients have `changed` since the last one; None for a snapshot of its own.
+
+        With `only`, no other is kept.
+        """
         if changed is None:
             self._rounds, self._rows, changed = [], [], snapshot.clients
         self._number += 1
@@ -101,6 +104,8 @@ class Checkpoints:
             "earlier checkpoints are intact, so make room and use resume=True (fedmos resume)",
         ):
             self._write(snapshot, frozenset(changed))
+        if only:
+            self._good = {self._number: self._good[self._number]}
         self._prune()
 
     def read(self, number: int) -> Snapshot:

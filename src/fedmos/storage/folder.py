@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,9 +33,12 @@ class RunFolder(os.PathLike[str]):
     that it can be built from again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, light: bool = False
+    ) -> None:
+        """`light`: of a finished run, keep model and history only."""
         self.path = Path(path)
-        self.config = config
+        self.config, self._light = config, light
         self.checkpoints = Checkpoints(self.path / "checkpoints")
         self._lock: Lock | None = None
         self._metrics: Lines | None = None
@@ -109,11 +113,15 @@ class RunFolder(os.PathLike[str]):
         """Whether round t is to be followed by a checkpoint."""
         return self._pace.due(t)
 
-    def save(self, snapshot: Snapshot, changed: set[int]) -> None:
+    def save(self, snapshot: Snapshot, changed: set[int], final: bool = False) -> None:
         """Write a checkpoint, with the clients that have changed since the last, and forget that they have."""
         began = perf_counter()
         self.note(snapshot.history)
-        self.checkpoints.write(snapshot, changed)
+        if final and self._light:
+            info = snapshot.info | {"light": True}
+            self.checkpoints.write(replace(snapshot, server_state={}, clients={}, info=info), only=True)
+        else:
+            self.checkpoints.write(snapshot, changed)
         changed.clear()
         self._pace.note(perf_counter() - began)
         if self._diary is not None:

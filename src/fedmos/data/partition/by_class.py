@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,39 +16,68 @@ _ONE_BY_ONE = 20_000
 """Up to so many clients choose their classes one after another; a larger crowd does in blocks."""
 
 
+Pair = tuple[int, int]
+
+
+def _is_pair(v: object) -> bool:
+    return isinstance(v, Sequence) and not isinstance(v, str) and len(v) == 2 and all(count.test(b) for b in v)
+
+
 def _is_size(v: object) -> bool:
-    if isinstance(v, Sequence) and not isinstance(v, str) and len(v) == 2:
-        return all(count.test(b) for b in v) and v[0] <= v[1]
-    return count.test(v)
+    if not isinstance(v, Sequence) or isinstance(v, str):
+        return count.test(v)
+    if _is_pair(v):
+        return bool(v[0] <= v[1])
+    return len(v) > 0 and all(map(_is_pair, v))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByClass:
     """Each client gets samples of `classes` classes, chosen at random; no sample is given twice.
 
-    `size` is the number of samples per client: a number, or a range (low, high) drawn from uniformly
-    (FedMoS's MNIST split is `ByClass(classes=2, size=(10, 50))`); None shares out everything, each
-    class in equal parts among the clients that hold it (of more classes than places, some go unused).
+    `size` is the number of samples per client: a number; a range (low, high) drawn from uniformly (FedMoS's MNIST
+    split is `ByClass(classes=2, size=(10, 50))`); pairs (clients, samples each), whose clients stand in random order;
+    None shares out everything, each class in equal parts among the clients that hold it (of more classes than
+    places, some go unused).
     A client's samples are divided among its classes at random (`share="random"`, at least one each) or
     as evenly as possible (`"even"`).
     """
 
     classes: int
-    size: int | tuple[int, int] | None = None
+    size: int | Pair | tuple[Pair, ...] | None = None
     share: Literal["random", "even"] = "random"
 
     def __post_init__(self) -> None:
         check(
             self,
             classes=count,
-            size=Rule("an integer ≥ 1, a range (low, high)", _is_size) | none,
+            size=Rule("an integer ≥ 1, a range (low, high), pairs (clients, samples)", _is_size) | none,
             share=one_of("random", "even"),
         )
         if isinstance(self.size, Sequence):
-            object.__setattr__(self, "size", tuple(self.size))
-        low = self.size[0] if isinstance(self.size, tuple) else self.size
-        if low is not None and low < self.classes:
+            parts: Sequence[Any] = self.size
+            size = tuple(tuple(map(int, part)) if isinstance(part, Sequence) else int(part) for part in parts)
+            object.__setattr__(self, "size", size)
+        if self.size is not None and min(low for _, low, _ in self._groups(1)) < self.classes:
             raise ValueError(f"ByClass: 'size' must be ≥ 'classes' ({self.classes}), got {self.size!r}")
+
+    def _groups(self, clients: int) -> list[tuple[int, int, int]]:
+        """(how many clients, their fewest, their most samples)."""
+        match self.size:
+            case (int() as low, int() as high):
+                return [(clients, low, high)]
+            case tuple() as groups:
+                return [(holders, samples, samples) for holders, samples in groups]
+            case size:
+                return [(clients, size or 0, size or 0)]
+
+    def _sizes(self, rng: np.random.Generator, clients: int) -> np.ndarray:
+        """Each client's number of samples."""
+        groups = self._groups(clients)
+        if (given := sum(holders for holders, _, _ in groups)) != clients:
+            raise ValueError(f"ByClass: 'size' must be of all {clients} clients, got pairs for {given}")
+        sizes = np.concatenate([rng.integers(low, high + 1, holders) for holders, low, high in groups])
+        return sizes if len(groups) == 1 else rng.permutation(sizes)
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
         rng = generator(seed, Purpose.PARTITION)
@@ -75,8 +104,7 @@ class ByClass:
         return wants
 
     def _sized(self, rng: np.random.Generator, supply: np.ndarray, clients: int) -> np.ndarray:
-        low, high = self.size if isinstance(self.size, tuple) else (self.size or 0, self.size or 0)
-        sizes = rng.integers(low, high + 1, clients)
+        sizes = self._sizes(rng, clients)
         if sizes.sum() > supply.sum():
             raise ValueError(
                 f"Cannot give {clients} clients {sizes.sum()} samples because there are {supply.sum()}; use fewer "

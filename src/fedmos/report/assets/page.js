@@ -3,15 +3,19 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dashes = ["solid", "dash", "dot", "dashdot", "longdash"];
-  const state = { axis: "rounds", hidden: new Set() };
+  const boxes = [...document.querySelectorAll("input[name=method]")];
+  const state = { axis: "rounds", hidden: new Set(boxes.filter((box) => !box.checked).map((box) => Number(box.value))) };
   const config = {
     responsive: true, displaylogo: false, displayModeBar: "hover",
     modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
   };
 
   const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const colour = (i) => data.colours[i % data.colours.length];
-  const dash = (i) => dashes[Math.floor(i / data.colours.length) % dashes.length];
+  const tint = (i) => data.colours[i % data.colours.length];
+  // A method that is there both as it is given and tuned has one colour, and a thinner line as it is given.
+  const colour = (i) => tint(data.styles[i]);
+  const dash = (i) => dashes[Math.floor(data.styles[i] / data.colours.length) % dashes.length];
+  const width = (i) => (data.groups[i] === "given" && data.groups.includes("tuned") ? 1 : 2);
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const narrow = () => window.innerWidth < 640;
   const shown = (v) => Number(v.toPrecision(4)).toString();
@@ -45,7 +49,7 @@
       }
       traces.push({
         x, y: c.mean, type: "scatter", mode: x.length === 1 ? "markers" : "lines", visible, name: plain(data.methods[i]),
-        line: { color: colour(i), width: 2, dash: dash(i) }, marker: { color: colour(i) },
+        line: { color: colour(i), width: width(i), dash: dash(i) }, marker: { color: colour(i) },
         text: c.mean.map((v, k) =>
           `<b>${plain(data.methods[i])}</b><br>round ${c.rounds[k]}, ${shown(c.megabytes[k])} MB` +
           (c.seconds === null ? "" : `, ${shown(c.seconds[k])} s`) + `<br>${plain(metric.title)} ${shown(v)}` +
@@ -65,9 +69,9 @@
 
   function splitFigure() {
     const { clients, classes, points, largest } = data.split;
-    const x = [], y = [], size = [], text = [], tint = [];
+    const x = [], y = [], size = [], text = [], colours = [];
     points.forEach(([i, c, n]) => {
-      x.push(i); y.push(c); size.push(n); tint.push(colour(c));
+      x.push(i); y.push(c); size.push(n); colours.push(tint(c));
       text.push(`client ${clients[i]}, class ${plain(classes[c])}: ${n}`);
     });
     const figure = layout("client", "class");
@@ -80,7 +84,7 @@
     Object.assign(figure.yaxis, ticks(classes, 20), { range: [-0.7, classes.length - 0.3], zeroline: false });
     const most = Math.min(22, (narrow() ? 300 : 900) / clients.length, 300 / classes.length);
     return [[{ x, y, text, hoverinfo: "text", type: "scatter", mode: "markers",
-      marker: { size, sizemode: "area", sizeref: (2 * largest) / (most * most), sizemin: 1, color: tint, line: { width: 0 } } }],
+      marker: { size, sizemode: "area", sizeref: (2 * largest) / (most * most), sizemin: 1, color: colours, line: { width: 0 } } }],
       figure];
   }
 
@@ -89,7 +93,7 @@
     data.chosen.forEach((c, i) => {
       if (c === null) return;
       traces.push({ x: c.ranks, y: c.shares, type: "scatter", mode: "lines", visible: !state.hidden.has(i), hoverinfo: "text",
-        name: plain(data.methods[i]), line: { color: colour(i), width: 2, dash: dash(i), shape: "hvh" },
+        name: plain(data.methods[i]), line: { color: colour(i), width: width(i), dash: dash(i), shape: "hvh" },
         text: c.shares.map((v, k) => `<b>${plain(data.methods[i])}</b><br>client of rank ${c.ranks[k]}: ${(100 * v).toFixed(1)} % of rounds`) });
     });
     const figure = layout("client, the most frequent first", "share of rounds");
@@ -98,9 +102,23 @@
     return [traces, figure];
   }
 
+  function servedFigure() {
+    const traces = [];
+    data.served.forEach((s, i) => {
+      if (s === null) return;
+      traces.push({ x: s.shares, y: s.accuracies, type: "scatter", mode: "lines", visible: !state.hidden.has(i), hoverinfo: "text",
+        name: plain(data.methods[i]), line: { color: colour(i), width: width(i), dash: dash(i) },
+        text: s.accuracies.map((v, k) => `<b>${plain(data.methods[i])}</b><br>worst ${Math.round(100 * s.shares[k])} % of clients: up to ${shown(v)}`) });
+    });
+    const figure = layout("share of clients, the worst first", "accuracy on own data");
+    figure.xaxis.tickformat = ".0%";
+    return [traces, figure];
+  }
+
   function draw() {
     const figures = data.metrics.map((metric) => [`plot-${metric.name}`, ...metricFigure(metric)]);
     if (data.split !== null) figures.push(["plot-split", ...splitFigure()]);
+    if (data.served.some((s) => s !== null)) figures.push(["plot-served", ...servedFigure()]);
     figures.push(["plot-chosen", ...chosenFigure()]);
     return Promise.all(figures.map((figure) => Plotly.react(...figure, config))).then(() => {
       document.documentElement.dataset.drawn = performance.now().toFixed(0);
@@ -117,7 +135,7 @@
   }));
   document.querySelectorAll("button[data-all]").forEach((button) => button.addEventListener("click", () => {
     document.querySelectorAll("input[name=method]").forEach((input) => {
-      input.checked = button.dataset.all === "show";
+      input.checked = ["show", data.groups[Number(input.value)]].includes(button.dataset.all);
       state.hidden[input.checked ? "delete" : "add"](Number(input.value));
     });
     draw();
@@ -125,6 +143,7 @@
   document.querySelectorAll(".swatch").forEach((swatch, i) => {
     const line = swatch.querySelector("line");
     line.setAttribute("stroke", colour(i));
+    line.setAttribute("stroke-width", 2 * width(i));
     line.setAttribute("stroke-dasharray", { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[dash(i)]);
   });
   for (const query of ["(prefers-color-scheme: dark)", "print", "(max-width: 40rem)"]) {

@@ -1,0 +1,43 @@
+"""Choosing a method's numbers from a grid, by runs on a seed that the table does not use."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .config import CompareConfig, Method, Tuning
+from .config_fields import FinalOf
+from .metrics import is_loss
+from .outcomes import Tried, Tuned, last_value
+from .result import Result
+
+
+def choose(config: CompareConfig, tune: Tuning, method: Method, results: Sequence[Result]) -> Tuned:
+    """The best point of a method's grid; `results` are of its points in order."""
+    points = tune.points(method)
+    tried = [_tried(config, point, result) for point, result in zip(points, results, strict=True)]
+    # The smallest of equally good ones.
+    best = min(tried, key=lambda one: (_badness(config, tune, one), *one.values.values()))
+    edges = {field: end for field, values in tune.grid(method).items() if (end := _edge(best.values[field], values))}
+    return Tuned(best.values, edges, tried)
+
+
+def _tried(config: CompareConfig, point: dict[str, float], result: Result) -> Tried:
+    level = config.level
+    rounds = None if isinstance(level, FinalOf) else result.rounds_to(config.metric, level)
+    diverged = result.interrupted and rounds is None
+    return Tried(point, rounds, None if diverged else last_value(result.history, config.metric))
+
+
+def _badness(config: CompareConfig, tune: Tuning, one: Tried) -> tuple[float, float]:
+    """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
+    badness = math.inf if one.final is None else one.final if is_loss(config.metric) else -one.final
+    if tune.by == "final":
+        return 0.0, badness
+    return (math.inf, badness) if one.rounds is None else (one.rounds, 0.0)
+
+
+def _edge(value: float, values: Sequence[float]) -> str | None:
+    if len(values) == 1 or min(values) < value < max(values):
+        return None
+    return "smallest" if value == min(values) else "largest"
