@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,7 @@ from fedmos.config import RunConfig, load
 from fedmos.flower import Deploy, client_app, mail, server_app, wire
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.server import serve
+from fedmos.flower.state import ClientFolder
 from flower_network import Network
 from test_conformance import EACH, Case
 
@@ -574,6 +576,20 @@ def test_state_on_the_clients_disk(deployed):
     expected = fm.run(**given)
     kept = load_file(folder / "state-3.safetensors")
     assert {name: torch.equal(v, kept[name]) for name, v in expected.client_state(2).items()} == {"c_i": True}
+
+
+def test_what_a_killed_client_left_half_written(tmp_path):
+    folder, own = ClientFolder(tmp_path, "a", "0" * 32), {"v": torch.ones(3)}
+    folder.keep_state(0, -1, own)
+    path = tmp_path / "a" / ("0" * 32)
+    old, new = path / ".state-1.safetensors.77.partial", path / ".state-1.safetensors.78.partial"
+    for half in (old, new):
+        half.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    folder.keep_state(1, 0, own)
+    assert not old.exists()
+    assert new.exists()  # somebody may be at it
+    assert torch.equal(folder.state(1, {"v": torch.zeros(3)})["v"], own["v"])
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "bit", "another run's", "another client's"])

@@ -8,10 +8,12 @@ then the same.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from time import time
 
 import safetensors
 import safetensors.torch
@@ -22,6 +24,8 @@ from ..storage.files import replace_file
 
 RUN = re.compile(r"[0-9a-f]{32}")
 """What runs are called."""
+_STALE = 3600.0
+"""Seconds after which nobody is still writing to a file."""
 _STATE = re.compile(r"state-(\d{1,9})\.safetensors")
 
 
@@ -42,6 +46,7 @@ class ClientFolder:
         if not own:
             return
         self._write(self._of_round(t), t, own)
+        self._tidy()
         kept = [last, *sorted(v for v in self._rounds() if v < last)[-1:]]  # the server may fall back a checkpoint
         for v in self._rounds():
             if v < t and v not in kept:
@@ -63,11 +68,19 @@ class ClientFolder:
             return [int(match[1]) for match in found if match]
         return []
 
+    def _tidy(self) -> None:
+        """Remove what killed processes have left half written."""
+        for path in self._path.glob(".*.partial"):
+            with suppress(OSError):
+                if time() - path.stat().st_mtime > _STALE:
+                    path.unlink()
+
     def _write(self, path: Path, t: int, tensors: Vectors) -> None:
         held = {name: v.detach().cpu().contiguous() for name, v in tensors.items()}
         facts = {"run": self._run, "client": self._client, "round": str(t), "sha256": _hash(held)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, safetensors.torch.save(held, facts))
+        # A request that was sent twice may be worked on by two processes at a time.
+        replace_file(path, safetensors.torch.save(held, facts), writer=f".{os.getpid()}")
 
     def _read(self, path: Path, t: int, like: Vectors) -> Vectors:
         what = f"Cannot go on from round {t + 1} of run {self._run} because {path}"

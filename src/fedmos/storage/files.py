@@ -50,9 +50,9 @@ def write_synced(path: Path, content: Iterable[bytes]) -> tuple[int, str]:
     return size, sha.hexdigest()
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Put a file in the place of another; at no moment is there half of it."""
-    new = path.with_name(f".{path.name}.partial")
+def replace_file(path: Path, content: bytes, writer: str = "") -> None:
+    """Put a file in the place of another; at no moment is there half of it. Several writers need different names."""
+    new = path.with_name(f".{path.name}{writer}.partial")
     try:
         write_synced(new, [content])
         os.replace(new, path)
