@@ -98,14 +98,20 @@ def local(
     settings = _load(configuration, overrides)
     folder = out or free_folder(Path("runs") / f"{configuration.stem if configuration else 'deploy'}-local")
     names = _names(settings)
-    with ended_by_signals():
-        _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
-        if not (folder / "app").exists():
-            write_app(folder / "app", settings.kept(exclude={"out"}))
-        with LocalDeployment(folder, names, poll, preload=folder / "app" / "app" / CONFIGURATION) as deployment:
+    if not (folder / "app").exists():
+        write_app(folder / "app", settings.kept(exclude={"out"}))
+    _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
+    try:
+        with (
+            ended_by_signals(),
+            LocalDeployment(folder, names, poll, preload=folder / "app" / "app" / CONFIGURATION) as deployment,
+        ):
             state = deployment.run(folder / "app", folder / "run", watch=_rounds(folder / "run"))
             if not state.completed:
                 raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")
+    except KeyboardInterrupt:
+        _say(f"Interrupted; all is stopped. Continue with the same command and --out {folder}")
+        raise typer.Exit(130) from None
     _say(f"Saved in {folder / 'run'}")
 
 
