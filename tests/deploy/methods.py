@@ -1,6 +1,5 @@
 """The methods that are deployed on digits, and what the simulator makes of them."""
 
-from pathlib import Path
 from typing import Any
 
 import fedmos as fm
@@ -10,7 +9,7 @@ CLIENTS = 4
 METHODS: dict[str, dict[str, Any]] = {
     "FedMoS + ACS": {"algorithm": {"name": "FedMoS", "lr": 0.05}, "selection": {"name": "ACS", "m": 2}},
     "SCAFFOLD": {"algorithm": {"name": "Scaffold", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
-    "MimeMom": {"algorithm": {"name": "Mime", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
+    "MimeMom": {"algorithm": {"name": "Mime", "lr": 0.05, "beta": 0.9}, "selection": {"name": "Uniform", "m": 2}},
     "FedHBM": {"algorithm": {"name": "FedHBM", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
     "rpow-d": {
         "algorithm": {"name": "FedAvg", "lr": 0.05},
@@ -20,7 +19,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def configuration(method: str, rounds: int = 10, **changes: Any) -> config.RunConfig:
-    """A run of a method on digits, two to three classes per client."""
+    """A run of a method on digits, five classes per client."""
     common = {
         "rounds": rounds,
         "local_steps": 3,
@@ -39,7 +38,3 @@ def configuration(method: str, rounds: int = 10, **changes: Any) -> config.RunCo
 
 def simulated(settings: config.RunConfig) -> fm.Result:
     return settings.run(settings.algorithm, settings.selection, settings.seed)
-
-
-def deployed(folder: Path) -> fm.Result:
-    return fm.Result.load(folder)

@@ -1,6 +1,5 @@
 """Clients and servers that are killed in the middle of a round, with real processes: the model is the simulator's."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from methods import configuration, simulated
+from methods import CLIENTS, configuration, simulated
 
 import fedmos as fm
 from fedmos.deploy.progress import Progress
 from fedmos.deploy.supervise import wait_until
+from fedmos.storage.toml import dumps
 
 EVERYONE = {"name": "Full"}
 KILLS_AFTER = (1, 3, 5)
@@ -76,7 +76,7 @@ def mentioning(text: str) -> list[int]:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_outlives_the_command_and_the_command_continues(tmp_path, number):
     settings = configuration("SCAFFOLD", rounds=4)
-    (tmp_path / "run.toml").write_text(fm.storage.toml.dumps(settings.kept()))
+    (tmp_path / "run.toml").write_text(dumps(settings.kept()))
     folder = tmp_path / "out"
     command = [
         sys.executable,
@@ -91,14 +91,14 @@ def test_nothing_outlives_the_command_and_the_command_continues(tmp_path, number
     ]
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     with start() as first:
         said = []
         while not any(line.startswith("Round 1") for line in said):
             said.append(first.stdout.readline())
             assert said[-1], "".join(said)
-        assert len(mentioning(str(folder))) > len(settings.data.clients * [0])
+        assert len(mentioning(str(folder))) > CLIENTS
         first.send_signal(number)
         first.wait(20)
     assert first.returncode == (130 if number == signal.SIGINT else -number)

@@ -59,7 +59,7 @@ class LocalDeployment:
     ) -> None:
         self.folder = folder.absolute()
         self.poll = max(0.1, len(clients) / _LOOKS) if poll is None else poll
-        self.address, *addresses = (f"{HOST}:{port}" for port in _free_ports(len(clients) + 1))
+        self.address, *addresses = (f"{HOST}:{port}" for port in free_ports(len(clients) + 1))
         self.certificates = Certificates(self.folder / "certificates")
         self.nodes = [
             Node(client, i, self.folder / f"node-{i}", address, KeyPair(self.folder / f"keys/{i}"))
@@ -215,7 +215,7 @@ class LocalDeployment:
         wait_until(settled, _START, what, every=0.2)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of loopback that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
