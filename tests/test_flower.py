@@ -558,11 +558,23 @@ def test_a_node_that_is_away_for_a_moment(deployed, monkeypatch):
     assert node.starts == 2
 
 
-def test_a_client_that_is_gone_is_waited_for_no_longer_than_said(deployed):
-    made = deployed(arguments(selection=EVERYONE, rounds=2), rejoin=0.1, wait=0.1)
-    made.network.nodes[101].online = False
+def test_a_client_that_is_gone_is_waited_for_no_longer_than_said(deployed, monkeypatch):
+    """And in the rounds after not at all, until it is back."""
+    given = arguments(selection=EVERYONE, rounds=6, callbacks=[lambda record: back(record)])
+    made = deployed(given, rejoin=2.0, wait=0.1)
+    node = made.network.nodes[101]
+    node.online = False
+
+    def back(record: Any) -> None:
+        node.online = record.round >= 4
+
+    monkeypatch.setattr(mail, "_LOOK", 0.0)
     result = made.run()
-    assert [record.late for record in result.history] == [[BAD], [BAD]]
+    assert [record.late for record in result.history][:4] == [[BAD]] * 4
+    assert [record.late for record in result.history][-1] == []
+    first, *others = [record.seconds for record in result.history[:4]]
+    assert first > 1.0
+    assert max(others) < first
 
 
 def test_state_on_the_clients_disk(deployed):

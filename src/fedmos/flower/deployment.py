@@ -27,7 +27,7 @@ from .settings import Deploy, names_rule
 Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
 """The path of a configuration, a configuration that was read, or a mapping of `fm.run`'s arguments and "deploy"."""
 
-OWN = inspect.Parameter.empty
+OWN: Any = object()
 """In place of data that only the clients have."""
 
 

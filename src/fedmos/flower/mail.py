@@ -107,7 +107,7 @@ class Mail:
                     answers.refused.add(client)
                     self._say_refused(client, seat, letters[client], verdict)
             waiting = {client for client, _ in sent.values()}
-            if monotonic() - began > self.rejoin and not open_ & (waiting | self.roster.present):
+            if all(client not in waiting and self.roster.away(client) > self.rejoin for client in open_):
                 break
             pause = self.poll if replies else min(_PATIENCE * pause, max(self.poll, _LOOK))
             if open_:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import NamedTuple
 
 from flwr.app import Message, RecordDict
@@ -43,6 +44,8 @@ class Roster:
         self._told: dict[Seat, int | None] = {}
         """Who each node says it is; None if it cannot be used."""
         self._seats: dict[int, Seat] = {}
+        self._seen = dict.fromkeys(range(len(self.names)), monotonic())
+        """When each client was last there, or else when the roster was begun."""
         self._warned: set[tuple[Seat, int]] = set()
 
     def seat(self, client: int) -> Seat | None:
@@ -57,6 +60,10 @@ class Roster:
     @property
     def present(self) -> set[int]:
         return set(self._seats)
+
+    def away(self, client: int) -> float:
+        """For how many seconds a client has not been there."""
+        return 0.0 if client in self._seats else monotonic() - self._seen[client]
 
     def look(self) -> None:
         """See who is there, and ask newcomers who they are."""
@@ -76,6 +83,7 @@ class Roster:
             else:
                 self._refuse(seat, f"its answer cannot be put together: {reply}")
         self._seats = self._seated()
+        self._seen |= dict.fromkeys(self._seats, monotonic())
 
     def _hear(self, seat: Seat, reply: Message) -> None:
         if reply.has_error():

@@ -34,7 +34,7 @@ class Deploy:
     wait: float = 120.0
     """Seconds the server waits for all clients before the first round."""
     rejoin: float = 60.0
-    """Seconds a round waits for a client whose node is gone to come back."""
+    """Seconds after which a client whose node is gone is no longer waited for, until it is back."""
     poll: float = 0.1
     """Seconds between looks for replies."""
     norm_bound: float | None = None
