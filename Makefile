@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-faults test-gpu lint bench bench-peers clean
+.PHONY: demo test test-deploy test-faults test-gpu lint bench bench-peers clean
 
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
@@ -17,6 +17,9 @@ test: $(READY)        ## lint, type-check, and run the tests that CI runs
 
 test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/test_conformance.py -k "trajectory or agree or identity"
+
+test-deploy: $(READY) ## a SuperLink and its SuperNodes: methods, authentication, kills
+	$(BIN)/pytest -m deploy tests/deploy
 
 test-faults: $(READY) ## kill, starve, damage and race runs: about ten minutes, prints the figures of docs/reliability.md
 	$(BIN)/pytest -q -s -m slow tests/faults

@@ -1,20 +1,23 @@
 """What a round costs over Flower, with real processes on loopback, TLS and node authentication.
 
-    python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--rounds 6] [--poll 0.1]
+    python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--rounds 6] [--poll SECONDS] [--stock]
 
-Each client takes one step on one sample, so that a round is little but transport.
+All clients take part in every round, with one step on one sample, so that a round is little but transport. `--stock`
+is for comparison: Flower's own SuperNode and SuperExec, with their own pauses, under the same apps.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 from pathlib import Path
 
 import torch
 
-from fedmos.deploy.local import LocalDeployment
+from fedmos.deploy.environment import POLL
+from fedmos.deploy.local import APPS, SUPERLINK, LocalDeployment
 from fedmos.result import Result
 
 _PROJECT = """\
@@ -75,28 +78,50 @@ def write_app(folder: Path, clients: int, megabytes: float, rounds: int) -> Path
     return folder
 
 
+class Stock(LocalDeployment):
+    """The same with Flower's own programs and pauses: they start what runs apps themselves."""
+
+    def _command(self, name: str) -> tuple[list[str], dict[str, str]]:
+        if name == APPS:
+            return ["sleep", "infinity"], {}
+        command, own = super()._command(name)
+        command = ["subprocess" if text == "process" else text for text in command]
+        own = own | {POLL: "1"}
+        if name != SUPERLINK:
+            command = ["flower-supernode", *command[command.index("--superlink") :]]
+            own["FLWR_HOME"] = str(self.folder / name / "flower")
+        return command, own
+
+
+def measure(deployment: LocalDeployment, folder: Path, clients: int, megabytes: float, rounds: int) -> str:
+    app = write_app(folder / f"app-{megabytes:g}", clients, megabytes, rounds)
+    out = folder / f"run-{megabytes:g}"
+    state = deployment.run(app, out, seconds=3600)
+    if not state.completed:
+        raise RuntimeError(f"{state.details}\n{deployment.server_log(60)}")
+    seconds = [record.seconds for record in Result.load(out).history][1:]
+    return f"{statistics.median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 50])
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--poll", type=float, default=0.1)
+    parser.add_argument("--poll", type=float)
+    parser.add_argument("--stock", action="store_true")
     given = parser.parse_args()
-    print(f"torch {torch.__version__}, poll {given.poll:g} s, median of rounds 2 to {given.rounds} (range)\n")
+    kind = Stock if given.stock else LocalDeployment
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before; {kind.__name__};")
+    print(f"median of rounds 2 to {given.rounds}\n")
     print("| clients | model, MB | s a round | range |\n|---:|---:|---:|---|")
     for clients in given.clients:
         with tempfile.TemporaryDirectory(prefix="fedmos-deploy-") as scratch:
             folder = Path(scratch)
-            with LocalDeployment(folder / "deployment", [str(i) for i in range(clients)], given.poll) as deployment:
+            with kind(folder / "deployment", [str(i) for i in range(clients)], given.poll) as deployment:
                 for megabytes in given.megabytes:
-                    app = write_app(folder / f"app-{megabytes:g}", clients, megabytes, given.rounds)
-                    out = folder / f"run-{megabytes:g}"
-                    state = deployment.run(app, out, seconds=1800)
-                    if not state.completed:
-                        raise RuntimeError(f"{state.details}\n{deployment.server_log(60)}")
-                    seconds = [record.seconds for record in Result.load(out).history][1:]
-                    spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-                    print(f"| {clients} | {megabytes:g} | {statistics.median(seconds):.2f} | {spread} |", flush=True)
+                    found = measure(deployment, folder, clients, megabytes, given.rounds)
+                    print(f"| {clients} | {megabytes:g} | {found} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """One SuperLink and four SuperNodes that the tests of a process share."""
 
 import pytest
-
-pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
-
 from methods import CLIENTS, configuration
 
 from fedmos.deploy.app import CONFIGURATION, write_app
-from fedmos.deploy.local import LocalDeployment
 
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory):
+    from fedmos.deploy.local import LocalDeployment
+
     folder = tmp_path_factory.mktemp("deployment")
     preloaded = write_app(folder / "preloaded", configuration("SCAFFOLD").kept()) / "preloaded" / CONFIGURATION
     clients = [str(i) for i in range(CLIENTS)]

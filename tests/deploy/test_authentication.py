@@ -2,8 +2,11 @@
 
 import subprocess
 
-import httpx
 import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
+
+import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -18,6 +21,7 @@ from fedmos.deploy.certificates import make_certificates, make_key
 from fedmos.deploy.environment import environment
 from fedmos.deploy.local import free_ports
 
+pytestmark = pytest.mark.deploy
 TRUSTING = ["--root-certificates", "{authority}"]
 STRANGERS = {
     "no TLS": (["--insecure"], "Failed to initialize the connection"),

@@ -17,6 +17,9 @@ from fedmos.storage.toml import dumps
 EVERYONE = {"name": "Full"}
 KILLS_AFTER = (1, 3, 5)
 
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
+pytestmark = pytest.mark.deploy
+
 
 class Saboteur:
     """Does harm in the rounds that follow those given; to be called at every look at a run."""

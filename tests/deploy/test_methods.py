@@ -6,6 +6,9 @@ from methods import METHODS, configuration, simulated
 
 import fedmos as fm
 
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
+pytestmark = pytest.mark.deploy
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_deployment_is_the_simulation(deployment, app, tmp_path, method):

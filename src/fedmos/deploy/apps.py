@@ -20,19 +20,17 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import torch._dynamo
 from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse, PushTaskOutputRequest
+from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import exit_handler
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, Executor, LaunchResult
 from flwr.supercore.utils import get_flwr_home
 from flwr.superlink.cli import flwr_serverapp
@@ -44,6 +42,7 @@ import fedmos.flower
 from .environment import LOG, PID, home_of
 from .tether import tie
 
+_superexec: Any = import_module("flwr.supercore.superexec.run_superexec")
 log = logging.getLogger("fedmos")
 
 _APPS: dict[TaskType, Callable[[], None]] = {
@@ -150,25 +149,31 @@ def _report(spec: ExecutionSpec, reason: str) -> None:
         client.close()
 
 
-class PatientClient(RuntimeHttpClient):
-    """An app's connection to its SuperNode, which may hand out a task a moment before the message that it is about."""
+def shorten_pauses() -> None:
+    """Ask again soon for a part of a message that is still on its way; Flower waits 1 s, then 2 s, and so on.
 
-    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+    And have patience where Flower has none: a SuperNode may hand out a task a moment before the message it is about.
+    """
+    soon: dict[str, Any] = {"initial_backoff": _PAUSE, "backoff_cap": 1.0}
+    client: Any = import_module("flwr.supernode.runtime.run_clientapp")
+    grid: Any = import_module("flwr.superlink.grid.http_grid")
+    pull, pull_all = client.pull_and_inflate_object_from_tree, grid.pull_objects
+    client.pull_and_inflate_object_from_tree = partial(pull, **soon)
+    grid.pull_objects = partial(pull_all, **soon)
+    hasty = client.RuntimeHttpClient
+    client.RuntimeHttpClient = type("PatientClient", (hasty,), {"PullMessages": _patient(hasty.PullMessages)})
+
+
+def _patient(pull: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Repeats a request for messages while there is none."""
+
+    def repeat(connection: Any, request: Any) -> Any:
         deadline = monotonic() + _PATIENCE
-        while not (response := super().PullMessages(request)).messages_list and monotonic() < deadline:
+        while not (response := pull(connection, request)).messages_list and monotonic() < deadline:
             sleep(_PAUSE)
         return response
 
-
-def shorten_pauses() -> None:
-    """Ask again soon for a part of a message that is still on its way; Flower waits 1 s, then 2 s, and so on."""
-    soon = {"initial_backoff": _PAUSE, "backoff_cap": 1.0}
-    client, grid = (
-        import_module(f"flwr.{name}") for name in ("supernode.runtime.run_clientapp", "superlink.grid.http_grid")
-    )
-    client.pull_and_inflate_object_from_tree = partial(pull_and_inflate_object_from_tree, **soon)
-    client.RuntimeHttpClient = PatientClient
-    grid.pull_objects = partial(pull_objects, **soon)
+    return repeat
 
 
 @contextmanager
@@ -197,7 +202,7 @@ class Place:
         home.mkdir(parents=True, exist_ok=True)
         (home / PID).write_text(str(os.getpid()), "ascii")
         os.environ["FLWR_HOME"] = str(home)
-        run_superexec.run_superexec(
+        _superexec.run_superexec(
             runtime_api_address=self.address,
             insecure=self.authority is None,
             root_certificates_path=self.authority,
@@ -246,7 +251,7 @@ def main() -> None:
     secret = load_superexec_auth_secret(str(given.secret))
     assert secret is not None
     shorten_pauses()
-    run_superexec.get_executor = _executor
+    _superexec.get_executor = _executor
     if given.preload is not None:
         with one_thread():
             fedmos.flower.preload(given.preload)

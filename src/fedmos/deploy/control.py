@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import ssl
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,21 +39,21 @@ class RunState:
 
     @property
     def ended(self) -> bool:
-        return self.status == Status.FINISHED
+        return self.status == str(Status.FINISHED)
 
     @property
     def completed(self) -> bool:
-        return self.outcome == SubStatus.COMPLETED
+        return self.outcome == str(SubStatus.COMPLETED)
 
     @property
     def stopped(self) -> bool:
         """Ended by an operator."""
-        return self.outcome == SubStatus.STOPPED
+        return self.outcome == str(SubStatus.STOPPED)
 
     @property
     def raised(self) -> bool:
         """Ended by an error in the server app, which would come again, rather than by its death."""
-        return self.outcome == SubStatus.FAILED and self.details.startswith("ServerApp failed with exception")
+        return self.outcome == str(SubStatus.FAILED) and self.details.startswith("ServerApp failed with exception")
 
 
 class Control:
@@ -88,7 +89,7 @@ class Control:
     def register(self, public_key: Path) -> int:
         """Let the holder of a key take part; returns the number that Flower knows it by."""
         request = RegisterNodeRequest(public_key=try_load_public_key(public_key))
-        return self._client.RegisterNode(request).node_id
+        return int(self._client.RegisterNode(request).node_id)
 
     def online(self) -> set[int]:
         """The numbers of clients that are signed on."""
@@ -97,13 +98,15 @@ class Control:
 
     def start(self, app: Path, settings: Mapping[str, str | int | float | bool]) -> int:
         """Start an app, with settings in place of those in its pyproject.toml; returns the run's number."""
-        bundle = build_fab_from_disk(app)
+        with warnings.catch_warnings():  # it asks for file names in a way that its dependency has given up
+            warnings.simplefilter("ignore", DeprecationWarning)
+            bundle = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(settings)))
         response = self._client.StartRun(request)
         if not response.HasField("run_id"):
             raise RuntimeError(f"Cannot start {app} because the SuperLink refuses it: {response.note or 'no reason'}")
-        return response.run_id
+        return int(response.run_id)
 
     def state(self, run: int) -> RunState:
         found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status

@@ -15,17 +15,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, DeactivateNodeRequest
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
-from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
-from flwr.supernode.fleet_http_client import FleetHttpClient
 
 
 class BriefPauses:
@@ -41,19 +41,18 @@ class BriefPauses:
         return getattr(time, name)
 
 
-def returning(memory: Path) -> type[FleetHttpClient]:
-    """A client of the SuperLink that signs off its predecessor before it signs on."""
+def returning(sign_on: Callable[[Any, Any], Any], memory: Path) -> Callable[[Any, Any], Any]:
+    """Signs on to the SuperLink, but first signs off the one before, if that was killed."""
 
-    class Returning(FleetHttpClient):
-        def ActivateNode(self, request: ActivateNodeRequest) -> ActivateNodeResponse:
-            if memory.exists():
-                with suppress(httpx.HTTPStatusError):  # it was signed off in good order
-                    self.DeactivateNode(DeactivateNodeRequest(node_id=int(memory.read_text("ascii"))))
-            response = super().ActivateNode(request)
-            memory.write_text(str(response.node_id), "ascii")
-            return response
+    def sign_off_and_on(client: Any, request: Any) -> Any:
+        if memory.exists():
+            with suppress(httpx.HTTPStatusError):  # it was signed off in good order
+                client.DeactivateNode(DeactivateNodeRequest(node_id=int(memory.read_text("ascii"))))
+        response = sign_on(client, request)
+        memory.write_text(str(response.node_id), "ascii")
+        return response
 
-    return Returning
+    return sign_off_and_on
 
 
 def main() -> None:
@@ -61,13 +60,13 @@ def main() -> None:
     parser.add_argument("--poll", type=float, default=0.5)
     parser.add_argument("--memory", type=Path)
     own, flower = parser.parse_known_args()
-    start_client_internal.time = BriefPauses(own.poll)  # type: ignore[attr-defined]
-    start_client_internal.pull_objects = partial(  # type: ignore[attr-defined]
-        pull_objects, initial_backoff=own.poll, backoff_cap=max(own.poll, 1.0)
-    )
+    loop: Any = import_module("flwr.supernode.start_client_internal")
+    loop.time = BriefPauses(own.poll)
+    loop.pull_objects = partial(pull_objects, initial_backoff=own.poll, backoff_cap=max(own.poll, 1.0))
     if own.memory is not None:
         own.memory.parent.mkdir(parents=True, exist_ok=True)
-        fleet_http_connection.FleetHttpClient = returning(own.memory)  # type: ignore[attr-defined]
+        client: Any = import_module("flwr.supernode.fleet_http_client").FleetHttpClient
+        client.ActivateNode = returning(client.ActivateNode, own.memory)
     sys.argv = ["flower-supernode", *flower]
     flower_supernode()
 
