@@ -4,10 +4,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import torch
 from methods import configuration
 
 import fedmos as fm
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
+pytestmark = pytest.mark.deploy
 
 REASONS = [
     "'delta' is not finite",
