@@ -39,12 +39,16 @@ def running(pid: int) -> bool:
         return False
 
 
-class TestCertificates:
-    @pytest.fixture(scope="class")
-    def made(self, tmp_path_factory):
-        certificates = pytest.importorskip("fedmos.deploy.certificates")
-        return certificates.make_certificates(tmp_path_factory.mktemp("ca"), ["127.0.0.1", "server.example"], days=2)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A server's certificate, by an authority."""
+    pytest.importorskip("cryptography")
+    from fedmos.deploy.certificates import make_certificates
 
+    return make_certificates(tmp_path_factory.mktemp("ca"), ["127.0.0.1", "server.example"], days=2)
+
+
+class TestCertificates:
     @pytest.mark.parametrize("host", ["127.0.0.1", "server.example"])
     def test_a_client_trusts_the_server_by_each_of_its_names(self, made, host):
         assert self.verifies(made.authority, made.server, host)
@@ -221,3 +225,72 @@ def test_progress_tells_each_round_once_and_only_when_its_line_is_complete(tmp_p
     assert progress.news() == []
     metrics.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n')
     assert [r["round"] for r in progress.news()] == [3]
+
+
+class TestApps:
+    """What runs apps, given apps that only sleep."""
+
+    @pytest.fixture
+    def apps(self, monkeypatch):
+        pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
+        from fedmos.deploy import apps
+
+        monkeypatch.setattr(apps, "_PATIENCE", 0.2)
+        monkeypatch.setattr(apps, "_APPS", dict.fromkeys(apps._APPS, lambda: time.sleep(600)))
+        return apps
+
+    @pytest.fixture
+    def executor(self, apps):
+        executor = apps.ForkingExecutor()
+        yield executor
+        for process in (*executor._clients, *executor._servers):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+
+    @staticmethod
+    def task(apps, kind: str):
+        from flwr.supercore.constant import TaskType
+        from flwr.supercore.superexec.executor import ExecutionSpec
+
+        return ExecutionSpec(
+            task_type=TaskType(kind),
+            runtime_api_address="127.0.0.1:1",
+            token="token",
+            insecure=True,
+            root_certificates_path=None,
+            runtime_dependency_install=False,
+            parent_pid=None,
+            suppress_output=False,
+            task_id=1,
+        )
+
+    def test_a_client_app_that_hangs_ends_after_its_successor_came(self, apps, executor):
+        executor.launch(self.task(apps, "flwr-clientapp"))
+        (first,) = executor._clients
+        for _ in range(5):
+            time.sleep(0.1)
+            executor.reconcile()
+        assert running(first)  # as long as it has no successor, it may take its time
+        executor.launch(self.task(apps, "flwr-clientapp"))
+
+        def gone() -> bool:
+            executor.reconcile()
+            return first not in executor._clients
+
+        wait_until(gone, 5, "the end of the first")
+        assert not running(first)
+        assert len(executor._clients) == 1
+
+    def test_the_death_of_a_server_app_is_reported(self, apps, executor, monkeypatch):
+        reported = []
+        monkeypatch.setattr(apps, "_report", lambda spec, reason: reported.append((spec.task_id, reason)))
+        executor.launch(self.task(apps, "flwr-serverapp"))
+        (process,) = executor._servers
+        os.kill(process, signal.SIGKILL)
+
+        def told() -> bool:
+            executor.reconcile()
+            return bool(reported)
+
+        wait_until(told, 5, "the report")
+        assert reported == [(1, "The server app was ended by SIGKILL.")]

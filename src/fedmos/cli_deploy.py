@@ -93,11 +93,12 @@ def local(
     from .deploy.app import CONFIGURATION, write_app
     from .deploy.local import LocalDeployment
     from .deploy.supervise import ended_by_signals
+    from .flower.deployment import Deployment
 
     overrides = [*(set_ or []), *([] if clients is None else [f"data.clients={clients}"])]
     settings = _load(configuration, overrides)
     folder = out or free_folder(Path("runs") / f"{configuration.stem if configuration else 'deploy'}-local")
-    names = _names(settings)
+    names = Deployment.of(settings).names
     if not (folder / "app").exists():
         write_app(folder / "app", settings.kept(exclude={"out"}))
     _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
@@ -141,14 +142,6 @@ def _load(configuration: Path | None, overrides: list[str]) -> RunConfig:
             settings = config.load(config.RunConfig, path, overrides)
     settings.check()
     return settings
-
-
-def _names(settings: RunConfig) -> list[str]:
-    """The clients, in the order of their numbers."""
-    count = settings.data.clients
-    if count is None:
-        raise ValueError("deploy local: '--clients' must be given where the configuration does not say how many")
-    return [str(i) for i in range(count)]
 
 
 def _rounds(folder: Path) -> Callable[[], None]:

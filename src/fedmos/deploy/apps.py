@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import signal
 import sys
@@ -49,7 +50,7 @@ _APPS: dict[TaskType, Callable[[], None]] = {
     TaskType.CLIENT_APP: flwr_clientapp,
     TaskType.SERVER_APP: flwr_serverapp,
 }
-_PAUSE, _PATIENCE = 0.05, 10.0
+_PAUSE, _PATIENCE = 0.05, 20.0
 _PRELOADED = (torch._dynamo, fedmos.config, fedmos.flower)
 """What apps need that takes seconds to import; torch.func imports the first when it is first used."""
 
@@ -59,6 +60,8 @@ class ForkingExecutor:
 
     def __init__(self) -> None:
         self._servers: dict[int, ExecutionSpec] = {}
+        self._clients: dict[int, float] = {}
+        """When each has to be done."""
 
     def get_eligible_capacity(
         self,
@@ -85,16 +88,28 @@ class ForkingExecutor:
             _become(spec)
         if spec.task_type is TaskType.SERVER_APP:
             self._servers[process] = spec
+        else:
+            # A SuperNode has one task at a time: a client app from before is done, or waits for what will never come.
+            self._clients = {earlier: min(end, monotonic() + _PATIENCE) for earlier, end in self._clients.items()}
+            self._clients[process] = math.inf
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
-        """Take note of apps that have ended. A server's that was killed is reported; Flower would wait a minute."""
+        """Take note of apps that have ended, and end those that should have.
+
+        That a server app was killed is reported; Flower would wait a minute for it.
+        """
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 process, status = ended
+                self._clients.pop(process, None)
                 spec = self._servers.pop(process, None)
                 if spec is not None and os.WIFSIGNALED(status):
                     _report(spec, f"The server app was ended by {signal.Signals(os.WTERMSIG(status)).name}.")
+        for process, end in self._clients.items():
+            if monotonic() > end:
+                self._clients[process] = monotonic() + _PATIENCE
+                os.kill(process, signal.SIGTERM)
 
     def close(self) -> None:
         return
