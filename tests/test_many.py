@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
-from fedmos.engine import batched, plan
+from fedmos.engine import batched, plan, work
 from fedmos.metrics import Evaluator
 
 DIGITS = fm.datasets.load("digits")
@@ -194,3 +194,40 @@ def test_a_run_that_diverged_is_not_played_again(tmp_path, monkeypatch):
     (again,) = fm.run_many([run | {"resume": True}], **SHARED)
     assert len(again.history) == len(first.history)
     assert again.interrupted
+
+
+class Replayed:
+    """What a recording on a GPU does: the first job's work again, on other tensors, whatever else has changed."""
+
+    def __init__(self) -> None:
+        self.made = {}
+
+    def run(self, key, body, inputs):
+        return self.made.setdefault(key, body)(inputs)
+
+
+@pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.1), fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1)], ids=repr)
+def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
+    """Unless the algorithm asks how many clients take part, as FedHBM does."""
+    crews = []
+    make = work.Crew.__init__
+
+    def recording(self, *given) -> None:
+        make(self, *given)
+        self._graphs = Replayed()
+        crews.append(self)
+
+    runs = [run_of(seed, algorithm, selection=fm.MD(m=8), rounds=12) for seed in range(3)]
+    alone = [fm.run(**SHARED | given) for given in runs]
+    monkeypatch.setattr(work.Crew, "__init__", recording)
+    monkeypatch.setattr(work.Plan, "fixed_shapes", True)
+    for together, single in zip(fm.run_many(runs, **SHARED), alone, strict=True):
+        assert same(together, single)
+    sizes = {len(record.cohort) for single in alone for record in single.history}
+    assert len(sizes) > 2
+    made = crews[-1]._graphs.made
+    if isinstance(algorithm, fm.FedHBM):
+        assert {key[-1] for key in made} <= sizes
+    else:
+        assert all(key[1] == 3 for key in made if key[-1] is None)  # all runs at once, but perhaps in the first round
+        assert len({key for key in made if key[-1] is None}) <= len(sizes)

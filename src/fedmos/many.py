@@ -151,8 +151,7 @@ class _Round:
             self._ended[number] = session.end(interrupted=True)
         else:
             if isinstance(request, Job):
-                equal = (request.phase, len(session.simulation.crew.filled(request).ids), request.ctx.S, request.ctx.t)
-                self._jobs.setdefault(equal, []).append((number, request))
+                self._jobs.setdefault(self._together.alike(number, request), []).append((number, request))
             elif isinstance(request, Evaluation):
                 self._models.append((number, request.x))
             else:

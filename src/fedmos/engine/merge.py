@@ -19,7 +19,7 @@ from ..metrics import Evaluator
 from ..rng import signed
 from .rounds import Simulation
 from .task import Task
-from .work import Crew, Done, Job
+from .work import Crew, Done, Job, filled_up
 
 _log = logging.getLogger("fedmos")
 
@@ -66,8 +66,15 @@ class Together:
             self._crew = Crew(_merged([run.task for run in runs]), first.algorithm, plan)
         self._evaluator = None if self._alone else Evaluator.of_all([run.task for run in runs])
 
+    def alike(self, number: int, job: Job) -> Hashable:
+        """What jobs must have in common to be done at once. Where shapes are fixed, smaller cohorts are filled up."""
+        if self._alone:
+            return number
+        size = None if self._crew.plan.fixed_shapes else len(self._runs[number].crew.filled(job).ids)
+        return job.phase, job.ctx.t, self._crew.counted(job), size
+
     def do(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
-        """What came of jobs of one phase, round and cohort size, each with the number of its run."""
+        """What came of jobs that are alike, each with the number of its run."""
         if len(jobs) == 1 or self._alone:
             return [self._runs[number].crew.do(job) for number, job in jobs]
         if sum(len(job.ids) for _, job in jobs) > self._room:
@@ -104,7 +111,8 @@ class Together:
 
     def _at_once(self, jobs: Sequence[tuple[int, Job]]) -> list[Done]:
         filled = [(number, self._runs[number].crew.filled(job)) for number, job in jobs]
-        width = len(filled[0][1].ids)
+        width = max(len(job.ids) for _, job in filled)
+        filled = [(number, filled_up(job, width)) for number, job in filled]
         done = self._crew.do(self._job(filled, width))
         reports = done.report.unflatten(1, (len(jobs), width)).transpose(0, 1).contiguous()
 

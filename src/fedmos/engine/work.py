@@ -126,6 +126,7 @@ class Crew:
         self._kind: type[LocalGradient] = Loop if plan.engine == "loop" else Batched
         self._graphs = Graphs(task.model.device) if plan.graphed else None
         self._calls: dict[Any, list[Call]] = {}
+        self._asked: dict[Phase, set[str]] = {}
 
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
         if len(ids) <= self.plan.chunk:
@@ -196,7 +197,7 @@ class Crew:
                 width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
             job = self.filled(job)
         inputs = Inputs(_packed(job), job.x, job.msg, job.own)
-        key = (job.phase, job.runs, len(job.ids), width, steps, job.ctx.S)
+        key = (job.phase, job.runs, len(job.ids), width, steps, self.counted(job))
 
         def body(given: Inputs) -> Outputs:
             outputs, self._calls[key] = self._body(job, given, width, steps, watch)
@@ -219,16 +220,21 @@ class Crew:
             samples=lambda: samples_taken(self.task, self._calls[key], sizes),
         )
 
+    def counted(self, job: Job) -> int | None:
+        """How many clients take part; None where that is known not to matter to a recording, as to most."""
+        known = self._graphs is not None and job.phase in self._asked
+        return None if known and "S" not in self._asked[job.phase] else job.ctx.S
+
     def filled(self, job: Job) -> Job:
         """The job with rows that do not count, up to one of few sizes, where a new shape costs something."""
         M = len(job.ids)
         if job.runs > 1:
             return job
         if M == 1 < min(job.ctx.S, self.plan.chunk) and self.task.model.device.type == "cpu":
-            return _filled(job, 2)  # kernels for one client are others than for several, and round otherwise
+            return filled_up(job, 2)  # kernels for one client are others than for several, and round otherwise
         if not self.plan.fixed_shapes:
             return job
-        return _filled(job, min(_rounded(M), max(M, self.plan.chunk)))
+        return filled_up(job, min(_rounded(M), max(M, self.plan.chunk)))
 
     def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
         x, ctx, M = given.x, job.ctx, len(job.ids)
@@ -240,9 +246,11 @@ class Crew:
         t: Any = numbers.t if recorded else ctx.t
         W: Any = numbers.W if recorded or len(job.W) > 1 else ctx.W
         self.task.model.module.train()
-        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps, ctx.S * job.runs), t)
+        company = max(ctx.S * job.runs, self.plan.chunk)
+        grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps, company), t)
         algorithm = with_fields(self.algorithm, numbers.fields)
-        c = ClientContext(
+        c = _Asking(
+            asked=self._asked.setdefault(job.phase, set()),
             t=t,
             lr=numbers.lr,
             N=ctx.N,
@@ -272,6 +280,18 @@ class Crew:
             parts = {name: uploads[upload].reshape(job.runs, -1, x.shape[-1]) for name, (upload, _) in rules.items()}
             sums = {name: _weighted(v, parts[name]) for name, v in numbers.factors.items()}
         return Outputs(uploads, own, sums, report), grad.calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asking(ClientContext):
+    """Notes whether S is asked for: a number of Python's, which a recording of local work cannot change."""
+
+    asked: set[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "S":
+            self.asked.add(name)
+        return super().__getattribute__(name)
 
 
 def largest_of(vectors: Sequence[Tensor]) -> Tensor:
@@ -338,7 +358,7 @@ def _rounded(n: int) -> int:
     return -(n // -step) * step
 
 
-def _filled(job: Job, M: int) -> Job:
+def filled_up(job: Job, M: int) -> Job:
     """The job with its first client repeated up to M rows."""
     more = M - len(job.ids)
     if more == 0:

@@ -56,7 +56,7 @@ def _block(key: str, data: Path) -> str:
     if chart(sheet) is not None:
         lines += [f"![{part.title}]({image(part)})", ""]
     study, name = part.source_of_runs.key.split("/")
-    lines += [_wrapped(f"{sheet.facts()} `fedmos reproduce {study} --part {name}`"), ""]
+    lines += [*filter(None, [_wrapped(sheet.facts())]), f"`fedmos reproduce {study} --part {name}`", ""]
     return f"<!-- reproduce {key} -->\n\n" + "\n".join(lines) + "\n<!-- end -->"
 
 
