@@ -40,7 +40,7 @@ from flwr.supernode.cli import flwr_clientapp
 import fedmos.config
 import fedmos.flower
 
-from .environment import LOG, PID, home_of
+from .environment import LOG, PID, POLL, home_of
 from .tether import tie
 
 _superexec: Any = import_module("flwr.supercore.superexec.run_superexec")
@@ -265,6 +265,7 @@ def main() -> None:
         parser.error("at least one of --superlink and --supernode must be given")
     secret = load_superexec_auth_secret(str(given.secret))
     assert secret is not None
+    os.environ.setdefault(POLL, "0.2")
     shorten_pauses()
     _superexec.get_executor = _executor
     if given.preload is not None:
