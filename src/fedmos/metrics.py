@@ -126,6 +126,7 @@ class Evaluator:
     def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right."""
         if not self._vectorised:
+            inputs = self._task.model.laid_out(inputs)
             return torch.stack([self._score(x, inputs, targets) for x in xs])
         scores: Tensor = vmap(self._score, in_dims=(0, None, None))(xs, inputs, targets)
         return scores
@@ -173,7 +174,8 @@ def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor
     with evaluation(task):
         for part in torch.arange(len(entries)).split(samples_at_once(task, x)):
             inputs, targets = task.samples(entries[part].to(x.device))
-            losses = task.loss.each_or_loop(task.model(x, inputs), targets).to("cpu", torch.float64)
+            outputs = task.model(x, task.model.laid_out(inputs))
+            losses = task.loss.each_or_loop(outputs, targets).to("cpu", torch.float64)
             sums.index_add_(1, owner[part], torch.stack([losses, losses**2]))
     mean, squared = sums / torch.tensor([len(part) for part in positions])
     return mean, squared
@@ -188,7 +190,8 @@ def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
     with evaluation(task), torch.no_grad():
         for part in torch.arange(len(owner)).split(samples_at_once(task, x)):
             inputs, targets = task.samples(part.to(x.device))
-            right = per_sample((task.model(x, inputs).argmax(1) == targets).to(torch.float64), targets)
+            outputs = task.model(x, task.model.laid_out(inputs))
+            right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
             hits.index_add_(0, owner[part], right.cpu())
     return hits / task.data.sizes
 

@@ -34,7 +34,7 @@ class FlatModel:
         self._original = model
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self._dropout = replace_dropout(self.module)
-        if device.type == "cuda" and dtype == torch.float32:
+        if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
             replace_convolutions(self.module, precision)
         if device.type == "cuda":
             replace_pooling(self.module)
@@ -43,6 +43,7 @@ class FlatModel:
         self._sizes = [p.numel() for _, p in trainable]
         self.size = sum(self._sizes)
         self.device, self.dtype, self.precision = device, dtype, precision
+        self._takes_channels_last: bool | None = None
 
     @property
     def has_dropout(self) -> bool:
@@ -87,11 +88,40 @@ class FlatModel:
             output: Tensor = functional_call(self.module, values, (inputs,), tie_weights=False)
         return output.to(self.dtype)
 
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """Images as a CPU's convolutions are fastest with them, channels last, if the module takes them so.
+
+        Not every module does: `view` after a convolution wants them as they were. For calls outside `vmap`.
+        """
+        if inputs.ndim != 4 or self.device.type != "cpu" or self.dtype != torch.float32:
+            return inputs
+        if self._takes_channels_last is None:
+            self._takes_channels_last = self._same_channels_last(inputs[:1])
+        return _channels_last(inputs) if self._takes_channels_last else inputs
+
+    def _same_channels_last(self, inputs: Tensor) -> bool:
+        if not any(isinstance(module, nn.Conv2d) for module in self.module.modules()):
+            return False
+        was_training, x = self.module.training, self.initial()
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                return torch.allclose(self(x, inputs), self(x, _channels_last(inputs)), rtol=1e-3, atol=1e-4)
+        except RuntimeError:
+            return False
+        finally:
+            self.module.train(was_training)
+
     def module_with(self, y: Tensor) -> nn.Module:
         """A copy of the caller's module, on the CPU, holding the parameters y."""
         module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
         load_flat(module, y)
         return module
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    stored: Tensor = images.contiguous(memory_format=torch.channels_last)
+    return stored
 
 
 _TORCH_OWN = {

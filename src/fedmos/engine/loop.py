@@ -23,7 +23,8 @@ class Loop(LocalGradient):
         for inputs, targets, keys, columns in self.parts(batch, _SAMPLES_AT_ONCE):
             with torch.enable_grad():
                 y_leaf = y.detach().requires_grad_()
-                outputs = self.task.model(y_leaf, inputs[0], None if keys is None else keys[0])
+                images = self.task.model.laid_out(inputs[0])
+                outputs = self.task.model(y_leaf, images, None if keys is None else keys[0])
                 mean = self.task.loss.mean(outputs, targets[0])
             (g,) = torch.autograd.grad(mean, y_leaf)
             share = (columns.stop - columns.start) / n

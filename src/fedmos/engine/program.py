@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
 from ..losses import Loss
 from ..params import FlatModel
@@ -37,10 +38,11 @@ class Program:
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
-        if self._compiled is None or not self._model.module.training:
-            return self._function(*arguments)
-        values: Values = self._compiled(*arguments)
-        return values
+        with vectorised():
+            if self._compiled is None or not self._model.module.training:
+                return self._function(*arguments)
+            values: Values = self._compiled(*arguments)
+            return values
 
     def _weighted(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor) -> Tensor:
         return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()

@@ -1,13 +1,16 @@
-"""Convolutions of a cohort: a layer that, under `vmap` on a GPU, picks the kernel that suits its shape.
+"""Convolutions of a cohort: a layer that, under `vmap`, picks the kernel that suits its shape.
 
 `vmap` turns a convolution with weights of each client's own into a grouped one, with the client axis before the
 channels. For layers of few channels that is slow (one launch per client, and layout conversions around it), and our own
 kernels (`implicit_gemm`) are faster; for wider layers the library is, if images are stored channels last. What is
-faster where was measured on an H200 (docs/performance.md).
+faster where was measured on an H200 (docs/performance.md). On a CPU it is the library, client by client, channels last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,23 +20,36 @@ from torch.autograd import Function
 
 from ..precision import Precision
 
+_vectorised = ContextVar("vectorised", default=False)
 
-class CohortConv2d(nn.Module):
+
+@contextmanager
+def vectorised() -> Iterator[None]:
+    """On a CPU, let layers compute for a cohort, for a while; otherwise they are the library's."""
+    token = _vectorised.set(True)
+    try:
+        yield
+    finally:
+        _vectorised.reset(token)
+
+
+class CohortConv2d(nn.Conv2d):
     """A convolution of square kernel and stride that shares its parameters with the layer it replaces."""
 
     def __init__(self, layer: nn.Conv2d, precision: Precision) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.stride, self.padding = layer.stride[0], int(layer.padding[0])
+        nn.Module.__init__(self)
+        self.__dict__ |= layer.__dict__ | {"_parameters": dict(layer._parameters)}
         self.narrow = precision == "bf16"
         self.products = "tf32" if precision else "tf32x3"
         """How our own kernels multiply float32: three products of a shorter format are as exact as one of float32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        w = self.weight
+        if x.device.type == "cpu" and not _vectorised.get():
+            return super().forward(x)
+        w, stride, pad = self.weight, self.stride[0], int(self.padding[0])
         if self.narrow:
             x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
-        y: Tensor = _Convolution.apply(x, w, self.stride, self.padding, self.products)  # type: ignore[no-untyped-call]
+        y: Tensor = _Convolution.apply(x, w, stride, pad, self.products)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias[:, None, None]
 
 
@@ -88,6 +104,8 @@ class _Convolution(Function):
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Any:
         shared = in_dims[0] is None
         x, w = _clients_first(info, in_dims, x, w)
+        if x.device.type == "cpu":
+            return torch.ops.fedmos.each_convolution(x, w, stride, pad), 0
         if shared and x.dtype != torch.float64:
             # One set of images for all clients, as in evaluation: their channels side by side.
             y = torch.ops.fedmos.convolution(x[:1], w.flatten(0, 1)[None], stride, pad, precision)
@@ -112,6 +130,8 @@ class _InputGradient(Function):
         info: Any, in_dims: Any, dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str
     ) -> Any:
         dy, w = _clients_first(info, in_dims, dy, w)
+        if dy.device.type == "cpu":
+            return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad), 0
         if _ours("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
         x = _empty(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
@@ -132,6 +152,8 @@ class _WeightGradient(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Any:
         x, dy = _clients_first(info, in_dims, x, dy)
+        if x.device.type == "cpu":
+            return torch.ops.fedmos.each_convolution_weight(x, dy, kernel, stride, pad), 0
         M, C, CO = len(x), x.shape[2], dy.shape[2]
         if _ours("weight", x, C, M, kernel, stride, precision):
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
@@ -232,3 +254,45 @@ def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: in
 @_convolution_weight.register_fake
 def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
     return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
+
+
+# For a CPU: one client after another, channels last.
+
+
+@torch.library.custom_op("fedmos::each_convolution", mutates_args=())
+def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+    return _images([F.conv2d(_last(a), b, None, stride, pad) for a, b in zip(x, w, strict=True)])
+
+
+@_each_convolution.register_fake
+def _(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
+    return x.new_empty((*x.shape[:2], *size, w.shape[1])).permute(0, 1, 4, 2, 3)
+
+
+@torch.library.custom_op("fedmos::each_convolution_input", mutates_args=())
+def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
+    like = _empty(dy, (dy.shape[1], w.shape[2], h, v))
+    return _images([_backward(_last(a), like, b, stride, pad, 1, (True, False)) for a, b in zip(dy, w, strict=True)])
+
+
+@_each_convolution_input.register_fake
+def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
+    return dy.new_empty((*dy.shape[:2], h, v, w.shape[2])).permute(0, 1, 4, 2, 3)
+
+
+@torch.library.custom_op("fedmos::each_convolution_weight", mutates_args=())
+def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
+    like = x.new_empty((dy.shape[2], x.shape[2], kernel, kernel))
+    each = [_backward(_last(b), _last(a), like, stride, pad, 1, (False, True)) for a, b in zip(x, dy, strict=True)]
+    return torch.stack([v.contiguous() for v in each])
+
+
+@_each_convolution_weight.register_fake
+def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
+    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
+
+
+def _images(each: list[Tensor]) -> Tensor:
+    """(M, B, C, H, W), channels last."""
+    return torch.stack([v.permute(0, 2, 3, 1) for v in each]).contiguous().permute(0, 1, 4, 2, 3)
