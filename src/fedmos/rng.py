@@ -133,7 +133,7 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
         values = (draws(key, count) * n).to(torch.int64).tolist()
         distinct = list(dict.fromkeys(values))
         if len(distinct) >= m:
-            return torch.tensor(distinct[:m], device=key.device)
+            return torch.tensor(distinct[:m], dtype=torch.int64, device=key.device)
         count *= 2
 
 
