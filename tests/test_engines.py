@@ -477,3 +477,28 @@ def test_the_batch_in_finish_is_each_clients_last(quick):
         for engine in ("loop", "batched")
     ]
     assert torch.allclose(*runs, rtol=0, atol=1e-12)
+
+
+class Flattening(nn.Module):
+    """Says `view` after a convolution, which images stored channels last do not stand."""
+
+    def __init__(self, view: bool) -> None:
+        super().__init__()
+        self.conv, self.last, self.view = nn.Conv2d(3, 4, 3), nn.Linear(4 * 6 * 6, 10), view
+
+    def forward(self, x):
+        y = torch.relu(self.conv(x))
+        self.seen = y.is_contiguous(memory_format=torch.channels_last)
+        return self.last(y.view(len(y), -1) if self.view else y.flatten(1))
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_images_are_stored_channels_last_where_the_model_takes_them_so(view):
+    torch.manual_seed(0)
+    module, images = Flattening(view), torch.randn(5, 3, 8, 8)
+    model = FlatModel(module, torch.device("cpu"), torch.float32)
+    outputs = model(model.initial(), model.laid_out(images))
+    assert model.module.seen is not view
+    assert torch.allclose(outputs, module(images), atol=1e-6)
+    exact = FlatModel(module, torch.device("cpu"), torch.float64)
+    assert exact.laid_out(images.double()).is_contiguous()
