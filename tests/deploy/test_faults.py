@@ -94,7 +94,14 @@ def test_nothing_outlives_the_command_and_the_command_continues(tmp_path, number
     ]
 
     def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # A shell starts what it puts into the background deaf to Ctrl-C, and that is inherited.
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
 
     with start() as first:
         said = []
