@@ -502,3 +502,15 @@ def test_images_are_stored_channels_last_where_the_model_takes_them_so(view):
     assert torch.allclose(outputs, module(images), atol=1e-6)
     exact = FlatModel(module, torch.device("cpu"), torch.float64)
     assert exact.laid_out(images.double()).is_contiguous()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_convolutions_client_by_client_on_a_cpu(monkeypatch, compiled):
+    monkeypatch.setattr(convolution, "_LARGE", 0)
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=10, seed=0)
+    settings = {"data": data, "algorithm": fm.FedMoS(lr=0.1), "selection": fm.Uniform(m=4), "rounds": 3}
+    settings |= {"model": fm.models.cnn_digits(), "local_steps": 2, "batch_size": 4}
+    expected = fm.run(**settings, engine="loop").params
+    if compiled:
+        monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    assert torch.allclose(fm.run(**settings, engine="batched").params, expected, rtol=1e-5, atol=1e-6)

@@ -3,7 +3,8 @@
 `vmap` turns a convolution with weights of each client's own into a grouped one, with the client axis before the
 channels. For layers of few channels that is slow (one launch per client, and layout conversions around it), and our own
 kernels (`implicit_gemm`) are faster; for wider layers the library is, if images are stored channels last. What is
-faster where was measured on an H200 (docs/performance.md). On a CPU it is the library, client by client, channels last.
+faster where was measured on an H200 (docs/performance.md). On a CPU it is the library, client by client and channels
+last where a client's share is large.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..precision import Precision
+
+_LARGE = 5_000_000
+"""Products of numbers."""
 
 _vectorised = ContextVar("vectorised", default=False)
 
@@ -44,13 +48,18 @@ class CohortConv2d(nn.Conv2d):
         """How our own kernels multiply float32: three products of a shorter format are as exact as one of float32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and not _vectorised.get():
+        if x.device.type == "cpu" and not (_vectorised.get() and self._is_large(x)):
             return super().forward(x)
         w, stride, pad = self.weight, self.stride[0], int(self.padding[0])
         if self.narrow:
             x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
         y: Tensor = _Convolution.apply(x, w, stride, pad, self.products)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias[:, None, None]
+
+    def _is_large(self, x: Tensor) -> bool:
+        """Whether a client's images are work enough for a CPU to do them by themselves."""
+        places = x.shape[-2] * x.shape[-1] // (self.stride[0] * self.stride[1])
+        return x.shape[0] * places * self.weight.numel() >= _LARGE
 
 
 def replace_convolutions(model: nn.Module, precision: Precision) -> None:
