@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
+from fedmos import metrics
 from fedmos.engine import batched, plan, work
 from fedmos.metrics import Evaluator
 
@@ -161,8 +162,10 @@ def test_mistakes_get_a_sentence(tmp_path):
         fm.run_many([{"seed": 1}])
 
 
-def test_models_evaluated_together_get_their_own_weights(monkeypatch):
+@pytest.mark.parametrize("much_fewer", [0, 1], ids=["all samples for all", "each its own samples"])
+def test_models_evaluated_together_get_their_own_weights(monkeypatch, much_fewer):
     """As on a GPU: one evaluation for all, though cohorts of different sizes bring the runs there in another order."""
+    monkeypatch.setattr(metrics, "_MUCH_FEWER", much_fewer)
     monkeypatch.setattr(Evaluator, "of_all", classmethod(lambda cls, tasks: cls(tasks, vectorised=True)))
     runs = [run_of(seed, fm.FedAvg(lr=0.1)) for seed in range(4)]
     shared = SHARED | {"selection": fm.MD(m=6)}

@@ -7,11 +7,12 @@ python docs/algorithms/build.py runs/algorithms
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from fedmos import compare, config
-from fedmos.report.figure import line_chart
-from fedmos.report.page import curve
+from fedmos import config
+from fedmos.report.curves import chart
+from fedmos.report.study import study
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "examples" / "algorithms.toml"
@@ -19,26 +20,23 @@ CONFIG = HERE.parent.parent / "examples" / "algorithms.toml"
 
 def main() -> None:
     settings = config.load(config.CompareConfig, CONFIG)
-    rows = compare.compare(settings, Path(sys.argv[1]))
-    ((metric, target),) = settings.target.items()
-    baseline = rows[0]
+    table = study([Path(sys.argv[1])]).table
+    name = {method.label: method.algorithm.name for method in settings.methods}
 
-    kinds: dict[str, list[compare.Row]] = {}
-    for row in rows:
-        kinds.setdefault(row.method.algorithm.name, []).append(row)
     images = HERE / "images"
     images.mkdir(exist_ok=True)
-    for kind, own in kinds.items():
-        shown = own if own[0] is baseline else [baseline, *own]
-        lines = [curve(row, metric) for row in shown]
-        chart = line_chart(lines, title=settings.title, x="round", y=metric, level=target)
-        (images / f"{kind}.svg").write_text(chart, encoding="utf-8")
+    for kind in dict.fromkeys(name.values()):
+        rows = [row for row in table.rows if row.label == table.baseline or name[row.label] == kind]
+        drawn = chart(replace(table, rows=rows), settings.title)
+        assert drawn is not None
+        (images / f"{kind}.svg").write_text(drawn, encoding="utf-8")
 
-    headings, cells = compare.table(settings, rows)
-    link = {row.method.label: f"[{row.method.label}]({row.method.algorithm.name.lower()}.md)" for row in rows}
-    table = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
-    table += ["| " + " | ".join([link[row[0]], *row[1:]]) + " |" for row in cells]
-    (HERE / "README.md").write_text(PAGE.format(table="\n".join(table), **facts(settings)), encoding="utf-8")
+    wanted = [c for c in table.columns() if not c.detail and not c.heading.startswith("speed-up")]
+    lines = ["| " + " | ".join(c.heading for c in wanted) + " |", "|---" + "|---:" * (len(wanted) - 1) + "|"]
+    for row in table.rows:
+        link = f"[{row.label}]({name[row.label].lower()}.md)"
+        lines.append("| " + " | ".join([link, *(c.cell(row) for c in wanted[1:])]) + " |")
+    (HERE / "README.md").write_text(PAGE.format(table="\n".join(lines), **facts(settings)), encoding="utf-8")
 
 
 def facts(settings: config.CompareConfig) -> dict[str, object]:

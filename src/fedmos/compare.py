@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from .config import CompareConfig, Tuning
+from .config import CompareConfig, Method, Tuning
 from .config_fields import FinalOf
 from .many import run_many
 from .outcomes import Row, Tuned, final_mean, spread
@@ -114,7 +114,8 @@ class _Comparison:
     ) -> None:
         self._config, self._out, self._onlooker, self._pool = config, out, onlooker, pool
         self._text = config.model_dump_json()
-        self._groups = _groups(config, workers)
+        several = workers > 1  # then each method is handed to a process of its own
+        self._groups = [[i] for i in range(len(config.methods))] if several else side_by_side(config.methods)
         self._parts = -(workers // -len(self._groups))
         self._begun: dict[Job, Future[None]] = {}
 
@@ -172,13 +173,12 @@ class _Comparison:
         return row
 
 
-def _groups(config: CompareConfig, workers: int) -> list[list[int]]:
-    """Methods, by number, whose runs are handed to one process: those that can be one program, or each by itself."""
-    if workers > 1:
-        return [[i] for i in range(len(config.methods))]
+def side_by_side(methods: Sequence[Method]) -> list[list[int]]:
+    """Methods, by number, whose runs can be one program: of one algorithm, the same but for real numbers."""
     groups: dict[str, list[int]] = {}
-    for i, method in enumerate(config.methods):
-        groups.setdefault(method.algorithm.name, []).append(i)
+    for i, method in enumerate(methods):
+        fixed = {k: v for k, v in method.algorithm.fields.items() if not isinstance(v, float)}
+        groups.setdefault(f"{method.algorithm.name} {sorted(fixed.items())}", []).append(i)
     return list(groups.values())
 
 

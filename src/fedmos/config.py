@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ValidationError, model_validator
@@ -17,7 +17,6 @@ from . import catalogue
 from .checks import check_parts
 from .config_fields import (
     LISTED,
-    AtLeastOne,
     Choice,
     Clip,
     ComparedTarget,
@@ -28,15 +27,10 @@ from .config_fields import (
     FinalOf,
     Flag,
     Folder,
-    Fraction,
     Grid,
     Limited,
     LossName,
     Name,
-    NonNegative,
-    Pixels,
-    Positive,
-    Profile,
     Seed,
     Seeds,
     Space,
@@ -51,8 +45,8 @@ from .config_fields import (
     several,
     whole,
 )
+from .config_parts import DataConfig, DeployConfig, SystemConfig
 from .config_text import ConfigError, check_depth, located, override, read, sentences
-from .data.sources import SOURCES
 from .engine.fitness import check_fit
 from .engine.task import Task
 from .history import METRICS
@@ -63,108 +57,18 @@ from .settings import check_precision, check_target, find_device
 from .shown import one_line, shown
 from .validate import suggest, whole_number
 
-if TYPE_CHECKING:
-    from .flower.settings import Deploy
-
-__all__ = ["Choice", "CompareConfig", "ConfigError", "Method", "RunConfig", "SweepConfig", "build", "load", "parse"]
-
-
-class AugmentConfig(Strict):
-    """Random crops and flips in training; see `fedmos.Augment`."""
-
-    crop: Pixels = 4
-    flip: Flag = True
-
-
-class DataConfig(Strict):
-    """A data set, and how it is divided."""
-
-    name: Name
-    root: Folder | None = None
-    clients: Count | None = None
-    """Needed unless the partition brings its own, as Natural does."""
-    partition: Choice = Choice(name="IID")
-    augment: AugmentConfig | None = None
-    test_samples: Count | None = None
-    """Evaluate on so many test samples, drawn at random; by default on all."""
-    seed: Seed | None = None
-    """Decides the split; by default the run's seed."""
-    alpha: NonNegative | None = None
-    beta: NonNegative | None = None
-    """α and β of the synthetic data set."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DataConfig:
-        synthetic = self.name == "synthetic"
-        foreign = ("root", "augment", "partition", "test_samples") if synthetic else ("alpha", "beta")
-        for field in foreign:
-            if getattr(self, field) != DataConfig.model_fields[field].default:
-                raise whole(f"{field}: has no part in the data set {one_line(self.name, 40)}")
-        if self.augment is not None and self.name in SOURCES and SOURCES[self.name].kind != "images":
-            raise whole(f"augment: must be left out for {self.name}, which is not made of images")
-        scheme = catalogue.partitions().get(self.partition.name)
-        if self.clients is None and not synthetic and scheme is not None and not hasattr(scheme, "sets_clients"):
-            raise whole(f"clients: must be given for the partition {self.partition.name}")
-        return self
-
-    def load(self) -> fm.Dataset | None:
-        """The data set before it is divided; None for one that comes divided."""
-        if self.name == "synthetic":
-            return None
-        with located("data"):
-            dataset = fm.datasets.load(self.name, self.root)
-        if self.augment is not None:
-            dataset = dataset.declare(augment=fm.Augment(crop=self.augment.crop, flip=self.augment.flip))
-        return dataset if self.test_samples is None else dataset.fewer_tests(self.test_samples)
-
-    def make(self, seed: int, dataset: fm.Dataset | None = None) -> fm.FederatedData:
-        """The federation; of a data set that was loaded before, if one is given."""
-        seed = seed if self.seed is None else self.seed
-        if self.name == "synthetic":
-            given = {f: getattr(self, f) for f in ("alpha", "beta", "clients") if getattr(self, f) is not None}
-            with located("data"):
-                return fm.datasets.synthetic(**given, seed=seed)
-        scheme = build("data.partition", self.partition, catalogue.partitions())
-        dataset = dataset or self.load()
-        assert dataset is not None
-        with located("data.partition"):
-            return dataset.partition(scheme, self.clients, seed)
-
-
-class SystemConfig(Strict):
-    """Speeds, bandwidths and deadlines; see `fedmos.System`."""
-
-    speed: Profile = 1000.0
-    down: Profile = 1e6
-    up: Profile = 1e6
-    deadline: Positive | None = None
-    over_select: AtLeastOne = 1.0
-    quorum: Fraction = 0.0
-
-    def make(self) -> fm.System:
-        fields = {name: getattr(self, name) for name in SystemConfig.model_fields}
-        for name in ("speed", "down", "up"):
-            if isinstance(fields[name], Choice):
-                fields[name] = build(f"system.{name}", fields[name], catalogue.profiles())
-        with located("system"):
-            return fm.System(**fields)
-
-
-class DeployConfig(Strict):
-    """What a deployment needs beside the run; a simulation leaves it aside. See `fedmos.flower.Deploy`."""
-
-    clients: Annotated[list[Name], several] | None = None
-    wait: Positive = 120.0
-    rejoin: Positive = 60.0
-    poll: Positive = 0.1
-    norm_bound: Positive | None = None
-    train_metrics: Flag = False
-
-    def make(self) -> Deploy:
-        from .flower.settings import Deploy
-
-        with located("deploy"):
-            return Deploy(**{name: getattr(self, name) for name in DeployConfig.model_fields})
+__all__ = [
+    "Choice",
+    "CompareConfig",
+    "ConfigError",
+    "DataConfig",
+    "Method",
+    "RunConfig",
+    "SweepConfig",
+    "build",
+    "load",
+    "parse",
+]
 
 
 class Training(Strict):

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from .data.federated import FederatedData
 from .engine.graphs import Graphs
@@ -22,6 +23,7 @@ _SAMPLES_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**26
 _RECORDED = 64
 """An evaluation of at most so many batches is recorded as one CUDA graph."""
+_MUCH_FEWER = 0.8
 
 
 def is_loss(metric: str) -> bool:
@@ -53,7 +55,7 @@ class Evaluator:
         self._task = task = tasks[0]
         self._samples, self._weight = _pooled([t.data for t in tasks])
         if not train:
-            self._samples, self._weight = self._samples[:0], self._weight[:, :0]
+            self._samples, self._weight = self._samples[:, :0], self._weight[:, :0]
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
         # A single model is evaluated as it is on a CPU, and by the kernels of a cohort on a GPU.
         self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
@@ -76,11 +78,11 @@ class Evaluator:
         if self._at_once is None:
             with evaluation(self._task), torch.no_grad():
                 self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
-        if self._graphs is None or len(self._samples) > _RECORDED * self._at_once:
+        if self._graphs is None or self._samples.shape[1] > _RECORDED * self._at_once:
             parts = self._measure(xs)
         else:
             parts = self._graphs.run("evaluation", self._measure, xs)
-        train, tests = self._divided(len(self._samples)), 0
+        train, tests = self._divided(self._samples.shape[1]), 0
         if self._task.data.test is not None:
             tests = self._divided(len(self._task.data.test[1]))
         if self._ranks.size > 1:
@@ -102,34 +104,46 @@ class Evaluator:
         """
         data, device = self._task.data, xs.device
         with evaluation(self._task), torch.no_grad():
-            sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if len(self._samples) else []
+            sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if self._samples.numel() else []
             if data.test is not None:
                 n = len(data.test[1])
                 weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=device)
-                sums += self._sums(xs, *data.test, torch.arange(n, device=device), weight)
+                sums += self._sums(xs, *data.test, torch.arange(n, device=device)[None], weight)
         return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=device)
 
     def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> list[Tensor]:
-        """(R, 1 or 2) each: weighted sums of loss and hits over parts of the samples, with weights (1 or R, n)."""
-        parts = self._divided(len(samples))
-        width = -(len(samples) // -parts)
+        """(R, 1 or 2) each: weighted sums of loss and hits over parts of the samples.
+
+        Samples and weights are (1 or R, n): the same for all models, or each model's own.
+        """
+        n = samples.shape[1]
+        parts = self._divided(n)
+        width = -(n // -parts)
         if isinstance(self._each, Compiled):  # all parts of one shape
-            more = parts * width - len(samples)
-            samples, weight = torch.cat([samples, samples[:1].expand(more)]), F.pad(weight, (0, more))
+            more = parts * width - n
+            samples = torch.cat([samples, samples[:, :1].expand(-1, more)], dim=1)
+            weight = F.pad(weight, (0, more))
         ranks, sums = self._ranks, []
-        for part, (some, w) in enumerate(zip(samples.split(width), weight.split(width, dim=1), strict=True)):
+        for part, (some, w) in enumerate(zip(samples.split(width, 1), weight.split(width, 1), strict=True)):
             if part % ranks.size == ranks.rank:
-                scores = self._each(xs, self._task.inputs(x[some]), self._task.targets(y[some]))
+                inputs, targets = self._task.inputs(x[some.flatten()]), self._task.targets(y[some.flatten()])
+                scores = self._each(xs, inputs.unflatten(0, some.shape), targets.unflatten(0, some.shape))
                 sums.append((scores * w[:, None]).sum(-1))
         return sums
 
     def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right."""
-        if not self._vectorised:
-            inputs = self._task.model.laid_out(inputs)
-            return torch.stack([self._score(x, inputs, targets) for x in xs])
-        scores: Tensor = vmap(self._score, in_dims=(0, None, None))(xs, inputs, targets)
-        return scores
+        """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right.
+
+        Inputs and targets are (1 or R, n, …): the same samples for all models, or each model's own.
+        """
+        if self._vectorised:
+            same = len(inputs) == 1
+            own, given = (None, (inputs[0], targets[0])) if same else (0, (inputs, targets))
+            scores: Tensor = vmap(self._score, in_dims=(0, own, own))(xs, *given)
+            return scores
+        inputs, targets = inputs.expand(len(xs), *inputs.shape[1:]), targets.expand(len(xs), *targets.shape[1:])
+        laid_out = self._task.model.laid_out
+        return torch.stack([self._score(x, laid_out(i), t) for x, i, t in zip(xs, inputs, targets, strict=True)])
 
     def _score(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = self._task.model(x, inputs)
@@ -141,7 +155,10 @@ class Evaluator:
 
 
 def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
-    """Which samples are evaluated, (n,), and how much each counts in the objective of each federation, (R, n)."""
+    """Which samples are evaluated, and how much each counts in the objective of each federation: (1 or R, n) each.
+
+    All of any federation for every model, or each federation's own where those are much fewer.
+    """
     device = federations[0].x.device
     weights = [(d.importance / d.sizes).repeat_interleave(d.sizes).to(device) for d in federations]
     indices = [
@@ -149,12 +166,14 @@ def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
         for d in federations
     ]
     if len(federations) == 1:
-        return indices[0], weights[0][None]
+        return indices[0][None], weights[0][None]
     samples = torch.cat(indices).unique()
+    if max(map(len, indices)) <= _MUCH_FEWER * len(samples):
+        return pad_sequence(indices, batch_first=True), pad_sequence(weights, batch_first=True)
     table = torch.zeros((len(federations), len(samples)), dtype=torch.float64, device=device)
     for row, index, weight in zip(table, indices, weights, strict=True):
         row.index_add_(0, torch.searchsorted(samples, index), weight)
-    return samples, table
+    return samples[None], table
 
 
 def measurable(task: Task) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .dropout import replace_dropout
-from .kernels.convolution import replace_convolutions
+from .kernels.convolution import channels_last, replace_convolutions
 from .kernels.pooling import replace_pooling
 from .precision import Precision
 from .rng import fold
@@ -97,7 +97,7 @@ class FlatModel:
             return inputs
         if self._takes_channels_last is None:
             self._takes_channels_last = self._same_channels_last(inputs[:1])
-        return _channels_last(inputs) if self._takes_channels_last else inputs
+        return channels_last(inputs) if self._takes_channels_last else inputs
 
     def _same_channels_last(self, inputs: Tensor) -> bool:
         if not any(isinstance(module, nn.Conv2d) for module in self.module.modules()):
@@ -106,7 +106,7 @@ class FlatModel:
         self.module.eval()
         try:
             with torch.no_grad():
-                return torch.allclose(self(x, inputs), self(x, _channels_last(inputs)), rtol=1e-3, atol=1e-4)
+                return torch.allclose(self(x, inputs), self(x, channels_last(inputs)), rtol=1e-3, atol=1e-4)
         except RuntimeError:
             return False
         finally:
@@ -117,11 +117,6 @@ class FlatModel:
         module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
         load_flat(module, y)
         return module
-
-
-def _channels_last(images: Tensor) -> Tensor:
-    stored: Tensor = images.contiguous(memory_format=torch.channels_last)
-    return stored
 
 
 _TORCH_OWN = {

@@ -39,9 +39,8 @@ def signed(value: int) -> int:
     return (int(value) + 2**63) % 2**64 - 2**63
 
 
-_GAMMA = signed(0x9E3779B97F4A7C15)
-_MIX_1 = signed(0xBF58476D1CE4E5B9)
-_MIX_2 = signed(0x94D049BB133111EB)
+_GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""SplitMix64's constants."""
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -51,17 +50,17 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
     """A new key (int64, broadcast over both) from a key and a number."""
-    z = key + _GAMMA * (data + 1) if isinstance(data, Tensor) else key + signed(_GAMMA * (data + 1))
-    z = (z ^ _shift(z, 30)) * _MIX_1
-    z = (z ^ _shift(z, 27)) * _MIX_2
+    z = key + signed(_GAMMA) * (data + 1) if isinstance(data, Tensor) else key + signed(_GAMMA * (data + 1))
+    z = (z ^ _shift(z, 30)) * signed(_MIX_1)
+    z = (z ^ _shift(z, 27)) * signed(_MIX_2)
     return z ^ _shift(z, 31)
 
 
 def _folded(key: int, data: int) -> int:
     """`fold` of numbers: the same bits, without tensors."""
-    z = (key + 0x9E3779B97F4A7C15 * (data + 1)) % 2**64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    z = (key + _GAMMA * (data + 1)) % 2**64
+    z = (z ^ (z >> 30)) * _MIX_1 % 2**64
+    z = (z ^ (z >> 27)) * _MIX_2 % 2**64
     return z ^ (z >> 31)
 
 
@@ -102,9 +101,9 @@ def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
 def _few_draws(key: int, start: int, count: int) -> NDArray[np.float64]:
     """`draws` of one stream: the same numbers. NumPy is quicker with few."""
     z = np.arange(start + 1, start + count + 1, dtype=np.uint64)
-    z *= np.uint64(0x9E3779B97F4A7C15)
+    z *= np.uint64(_GAMMA)
     z += np.uint64(key)
-    for bits, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
         z ^= z >> np.uint64(bits)
         z *= np.uint64(factor)
     z ^= z >> np.uint64(31)
@@ -130,10 +129,9 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
     # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
-        values = (draws(key, count) * n).to(torch.int64).tolist()
-        distinct = list(dict.fromkeys(values))
-        if len(distinct) >= m:
-            return torch.tensor(distinct[:m], dtype=torch.int64, device=key.device)
+        values = first_occurrences((draws(key, count) * n).to(torch.int64))
+        if len(values) >= m:
+            return values[:m]
         count *= 2
 
 

@@ -17,7 +17,7 @@ def choose(config: CompareConfig, tune: Tuning, method: Method, results: Sequenc
     points = tune.points(method)
     tried = [_tried(config, point, result) for point, result in zip(points, results, strict=True)]
     # The smallest of equally good ones.
-    best = min(tried, key=lambda one: (_badness(config, tune, one), *one.values.values()))
+    best = min(tried, key=lambda one: (badness(tune, config.metric, one.rounds, one.final), *one.values.values()))
     edges = {field: end for field, values in tune.grid(method).items() if (end := _edge(best.values[field], values))}
     return Tuned(best.values, edges, tried)
 
@@ -29,12 +29,12 @@ def _tried(config: CompareConfig, point: dict[str, float], result: Result) -> Tr
     return Tried(point, rounds, None if diverged else last_value(result.history, config.metric))
 
 
-def _badness(config: CompareConfig, tune: Tuning, one: Tried) -> tuple[float, float]:
+def badness(tune: Tuning, metric: str, rounds: int | None, final: float | None) -> tuple[float, float]:
     """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
-    badness = math.inf if one.final is None else one.final if is_loss(config.metric) else -one.final
+    worst = math.inf if final is None else final if is_loss(metric) else -final
     if tune.by == "final":
-        return 0.0, badness
-    return (math.inf, badness) if one.rounds is None else (one.rounds, 0.0)
+        return 0.0, worst
+    return (math.inf, worst) if rounds is None else (rounds, 0.0)
 
 
 def _edge(value: float, values: Sequence[float]) -> str | None:

@@ -196,8 +196,10 @@ def one_thread() -> Iterator[None]:
     """Let PyTorch work without helpers: they would be missing in forks, which would wait for them forever."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _executor(*choice: object, **options: object) -> Executor:

@@ -21,7 +21,6 @@ from flwr.proto.control_pb2 import (
     ListRunsRequest,
     RegisterNodeRequest,
     StartRunRequest,
-    StopRunRequest,
 )
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
@@ -111,6 +110,3 @@ class Control:
     def state(self, run: int) -> RunState:
         found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
         return RunState(found.status, found.sub_status, found.details)
-
-    def stop(self, run: int) -> None:
-        self._client.StopRun(StopRunRequest(run_id=run))

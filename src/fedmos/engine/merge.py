@@ -64,6 +64,8 @@ class Together:
         if not self._alone:
             plan = replace(first.plan, chunk=sum(run.plan.chunk for run in runs))
             self._crew = Crew(_merged([run.task for run in runs]), first.algorithm, plan)
+            for run in runs:  # what one of them finds out of the algorithm, all know
+                run.crew.asked = self._crew.asked
         self._evaluator = None if self._alone else Evaluator.of_all([run.task for run in runs])
 
     def alike(self, number: int, job: Job) -> Hashable:

@@ -38,7 +38,7 @@ class Program:
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
-        with vectorised():
+        with vectorised.on():
             if self._compiled is None or not self._model.module.training:
                 return self._function(*arguments)
             values: Values = self._compiled(*arguments)
@@ -71,7 +71,7 @@ class Compiled:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         began = perf_counter()
-        with written_out(), torch.no_grad(), warnings.catch_warnings():
+        with written_out.on(), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # that is what `precision` is for
             traced = make_fx(lambda *given: self._function(*given))(*arguments)
             program: Callable[..., Any] = _inductor.compile(traced, list(arguments))

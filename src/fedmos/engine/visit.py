@@ -101,10 +101,11 @@ class Visitor:
         reduce = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
         S, sizes = len(cohort.ids), self.task.data.sizes[cohort.ids]
         b, width = self._block(S, errand.x), int(sizes.max())
-        costs = [float(v.sum()) for v in self.task.steps(sizes).split(b)] if self.ranks.size > 1 else []
-        owner = self.ranks.assign(costs) if self.ranks.size > 1 else [0] * -(S // -b)
-        mine = torch.arange(S)
+        costs: list[float] = []
+        owner, mine = [0] * -(S // -b), torch.arange(S)
         if self.ranks.size > 1:
+            costs = [float(v.sum()) for v in self.task.steps(sizes).split(b)]
+            owner = self.ranks.assign(costs)
             mine = mine[torch.tensor(owner)[mine // b] == self.ranks.rank]
         state_of = self._brought(cohort.ids, owner, b, errand.x)
         sums: dict[int, Vectors] = {block: {} for block, rank in enumerate(owner) if rank == self.ranks.rank}
@@ -165,16 +166,16 @@ class Visitor:
             good = None
         kept = cohort if good is None else Cohort(cohort.ids[good], cohort.weights[good])
         # Where clients were left out, the others' weights are scaled up to the same sum.
-        total = sum(kept.weights.tolist())
-        mean = 1 / total if total else 0.0
+        W = sum(kept.weights.tolist())
+        mean = 1 / W if W else 0.0
         scale = {"w": 1.0 if good is None else errand.ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
-        sum_of = vectors[0]
+        total = vectors[0]
         for block in range(1, len(owner)):
-            sum_of = [v + w for v, w in zip(sum_of, vectors[block], strict=True)]
+            total = [v + w for v, w in zip(total, vectors[block], strict=True)]
         return Visit(
             sums={
                 name: v if scale[rule] == 1 else scale[rule] * v
-                for (name, (_, rule)), v in zip(reduce.items(), sum_of, strict=True)
+                for (name, (_, rule)), v in zip(reduce.items(), total, strict=True)
             },
             kept=kept,
             states=self._returned(cohort.ids, good, owner, b, states, errand.x),

@@ -126,7 +126,8 @@ class Crew:
         self._kind: type[LocalGradient] = Loop if plan.engine == "loop" else Batched
         self._graphs = Graphs(task.model.device) if plan.graphed else None
         self._calls: dict[Any, list[Call]] = {}
-        self._asked: dict[Phase, set[str]] = {}
+        self.asked: dict[Phase, set[str]] = {}
+        """What the algorithm asked of its context in a phase that was recorded: "S", or nothing."""
 
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
         if len(ids) <= self.plan.chunk:
@@ -222,8 +223,8 @@ class Crew:
 
     def counted(self, job: Job) -> int | None:
         """How many clients take part; None where that is known not to matter to a recording, as to most."""
-        known = self._graphs is not None and job.phase in self._asked
-        return None if known and "S" not in self._asked[job.phase] else job.ctx.S
+        known = self._graphs is not None and job.phase in self.asked
+        return None if known and "S" not in self.asked[job.phase] else job.ctx.S
 
     def filled(self, job: Job) -> Job:
         """The job with rows that do not count, up to one of few sizes, where a new shape costs something."""
@@ -250,7 +251,7 @@ class Crew:
         grad = self._kind(self.task, Chunk(ids, offsets[ids], sizes[ids], width, steps, company), t)
         algorithm = with_fields(self.algorithm, numbers.fields)
         c = _Asking(
-            asked=self._asked.setdefault(job.phase, set()),
+            asked=self.asked.setdefault(job.phase, set()),
             t=t,
             lr=numbers.lr,
             N=ctx.N,

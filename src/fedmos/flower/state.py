@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -103,11 +102,7 @@ class ClientFolder:
 
 def _hash(tensors: Vectors) -> str:
     digest = hashlib.sha256()
-    for name, v in _sorted(tensors.items()):
+    for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(v.numpy().tobytes())
+        digest.update(tensors[name].numpy().tobytes())
     return digest.hexdigest()
-
-
-def _sorted(items: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    return sorted(items, key=lambda item: item[0])

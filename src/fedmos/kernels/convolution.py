@@ -9,9 +9,6 @@ last where a client's share is large.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,21 +17,13 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..precision import Precision
+from .switch import Switch
 
 _LARGE = 5_000_000
-"""Products of numbers."""
+"""Products of two numbers in a client's convolution from which on a CPU does clients one after another."""
 
-_vectorised = ContextVar("vectorised", default=False)
-
-
-@contextmanager
-def vectorised() -> Iterator[None]:
-    """On a CPU, let layers compute for a cohort, for a while; otherwise they are the library's."""
-    token = _vectorised.set(True)
-    try:
-        yield
-    finally:
-        _vectorised.reset(token)
+vectorised = Switch("vectorised")
+"""Whether layers compute for a cohort on a CPU; otherwise they are the library's there."""
 
 
 class CohortConv2d(nn.Conv2d):
@@ -48,7 +37,7 @@ class CohortConv2d(nn.Conv2d):
         """How our own kernels multiply float32: three products of a shorter format are as exact as one of float32."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type == "cpu" and not (_vectorised.get() and self._is_large(x)):
+        if x.device.type == "cpu" and not (vectorised and self._is_large(x)):
             return super().forward(x)
         w, stride, pad = self.weight, self.stride[0], int(self.padding[0])
         if self.narrow:
@@ -121,7 +110,7 @@ class _Convolution(Function):
             return y[:, 0].unflatten(1, (len(w), -1)), 1
         if _ours("forward", x, w.shape[2], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution(x, w, stride, pad, precision), 1
-        return _apart(F.conv2d(_together(x), _last(w.flatten(0, 1)), None, stride, pad, 1, len(w)), len(w)), 1
+        return _apart(F.conv2d(_together(x), channels_last(w.flatten(0, 1)), None, stride, pad, 1, len(w)), len(w)), 1
 
 
 class _InputGradient(Function):
@@ -144,7 +133,7 @@ class _InputGradient(Function):
         if _ours("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
         x = _empty(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
-        dx = _backward(_together(dy), x, _last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
+        dx = _backward(_together(dy), x, channels_last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
         return _apart(dx, len(w)), 1
 
 
@@ -201,10 +190,11 @@ def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, .
 
 def _together(x: Tensor) -> Tensor:
     """(M, B, C, H, W) as (B, M·C, H, W), channels last; no copy where it is stored so already."""
-    return _last(x.transpose(0, 1).flatten(1, 2))
+    return channels_last(x.transpose(0, 1).flatten(1, 2))
 
 
-def _last(x: Tensor) -> Tensor:
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, stored so."""
     stored: Tensor = x.contiguous(memory_format=torch.channels_last)
     return stored
 
@@ -270,7 +260,7 @@ def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str)
 
 @torch.library.custom_op("fedmos::each_convolution", mutates_args=())
 def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
-    return _images([F.conv2d(_last(a), b, None, stride, pad) for a, b in zip(x, w, strict=True)])
+    return _images([F.conv2d(channels_last(a), b, None, stride, pad) for a, b in zip(x, w, strict=True)])
 
 
 @_each_convolution.register_fake
@@ -282,7 +272,9 @@ def _(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
 @torch.library.custom_op("fedmos::each_convolution_input", mutates_args=())
 def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
     like = _empty(dy, (dy.shape[1], w.shape[2], h, v))
-    return _images([_backward(_last(a), like, b, stride, pad, 1, (True, False)) for a, b in zip(dy, w, strict=True)])
+    return _images(
+        [_backward(channels_last(a), like, b, stride, pad, 1, (True, False)) for a, b in zip(dy, w, strict=True)]
+    )
 
 
 @_each_convolution_input.register_fake
@@ -293,7 +285,10 @@ def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
 @torch.library.custom_op("fedmos::each_convolution_weight", mutates_args=())
 def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
     like = x.new_empty((dy.shape[2], x.shape[2], kernel, kernel))
-    each = [_backward(_last(b), _last(a), like, stride, pad, 1, (False, True)) for a, b in zip(x, dy, strict=True)]
+    each = [
+        _backward(channels_last(b), channels_last(a), like, stride, pad, 1, (False, True))
+        for a, b in zip(x, dy, strict=True)
+    ]
     return torch.stack([v.contiguous() for v in each])
 
 

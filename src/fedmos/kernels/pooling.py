@@ -8,9 +8,6 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,17 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-_written_out = ContextVar("written_out", default=False)
+from .switch import Switch
 
-
-@contextmanager
-def written_out() -> Iterator[None]:
-    """Trace pooling layers as elementary operations, for a while."""
-    token = _written_out.set(True)
-    try:
-        yield
-    finally:
-        _written_out.reset(token)
+written_out = Switch("written_out")
+"""Whether pooling layers are traced as elementary operations."""
 
 
 class CohortMaxPool2d(nn.Module):
@@ -39,7 +29,7 @@ class CohortMaxPool2d(nn.Module):
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _written_out.get():
+        if not written_out:
             return F.max_pool2d(x, self.k)
         pooled: Tensor = _MaxPool.apply(x.movedim(-3, -1), self.k)[0]  # type: ignore[no-untyped-call]
         return pooled.movedim(-1, -3)

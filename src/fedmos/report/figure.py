@@ -9,7 +9,10 @@ from html import escape
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777")  # Tol's bright scheme
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 40, 44
-_WIDTH, _HEIGHT = 760, 420
+_WIDTH, _HEIGHT, _ROW = 760, 420, 18
+_DASHES = ("none", "7 3", "2 3", "9 3 2 3")  # colours come round again with the next of these
+_INSIDE, _COLUMNS = 10, 4
+"""So many names fit among the curves; more stand below them, in so many columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class Line:
 def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, level: float | None = None) -> str:
     """An SVG document; `level` draws a dashed horizontal line."""
     width, height = _WIDTH, _HEIGHT
+    below = _ROW * (-(len(lines) // -_COLUMNS) + 1) if len(lines) > _INSIDE else 0
+    tall = height + below
     xs = [v for line in lines for v in line.x]
     ys = [v for line in lines for v in (*line.y, *line.low, *line.high)] + ([] if level is None else [level])
     x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(ys), max(ys))
@@ -42,9 +47,9 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, level: floa
         return " ".join(f"{px(u)},{py(v)}" for u, v in zip(a, b, strict=True))
 
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" font-family="sans-serif">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}" role="img" font-family="sans-serif">',
         f"<title>{escape(title)}</title>",
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<rect width="{width}" height="{tall}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="22" font-size="15" fill="#222">{escape(title)}</text>',
     ]
     for v in y_ticks:
@@ -60,16 +65,20 @@ def line_chart(lines: Sequence[Line], *, title: str, x: str, y: str, level: floa
         parts.append(f'<path d="M{_LEFT} {py(level)}H{width - _RIGHT}" stroke="#222" stroke-dasharray="5 4"/>')
     # The legend goes where the curves do not end.
     ends_high = sum(py(line.y[-1]) for line in lines) / len(lines) < height / 2
-    legend = height - _BOTTOM - 18 * len(lines) if ends_high else _TOP + 18
+    top = height - _BOTTOM - _ROW * len(lines) if ends_high else _TOP + _ROW
     for i, line in enumerate(lines):
-        colour = COLOURS[i % len(COLOURS)]
+        colour, dashes = COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
         if line.low:
             band = path([*line.x, *reversed(line.x)], [*line.low, *reversed(line.high)])
             parts.append(f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>')
-        parts.append(f'<polyline points="{path(line.x, line.y)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        row = legend + 18 * i
-        parts.append(f'<path d="M{width - 200} {row - 4}h22" stroke="{colour}" stroke-width="3"/>')
-        parts.append(text(width - 172, row, line.label, "start"))
+        stroke = f'stroke="{colour}" stroke-dasharray="{dashes}"'
+        parts.append(f'<polyline points="{path(line.x, line.y)}" fill="none" {stroke} stroke-width="2"/>')
+        if below:
+            column, row = _LEFT + i % _COLUMNS * (width - _LEFT) // _COLUMNS, height + _ROW * (i // _COLUMNS + 1)
+        else:
+            column, row = width - 200, top + _ROW * i
+        parts.append(f'<path d="M{column} {row - 4}h22" {stroke} stroke-width="3"/>')
+        parts.append(text(column + 28, row, line.label, "start"))
     return "\n".join([*parts, "</svg>\n"])
 
 

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 
 from ..callbacks import Callback
+from ..compare import side_by_side
 from ..config import CompareConfig, Method
 from ..config_fields import FinalOf
 from ..data.dataset import Dataset
 from ..data.federated import FederatedData
 from ..history import Record
 from ..many import run_many
-from ..metrics import is_loss
 from ..settings import find_device
+from ..tuning import badness
 from .record import Job, Records, Run, run_record
 from .study import Part, aim, matching
 
@@ -85,7 +86,8 @@ class Trainer:
         self._federations: dict[int, FederatedData] = {}
 
     def train(self) -> None:
-        for methods in _groups(self._config.methods):
+        for group in side_by_side(self._config.methods):
+            methods = [self._config.methods[i] for i in group]
             chosen = self._step_sizes(methods)
             if chosen is None:
                 return
@@ -105,25 +107,19 @@ class Trainer:
         if not self._play([job for grid in grids for job in grid], rounds):
             return None
         for method, grid in zip(methods, grids, strict=True):
-            costs = {job.lr: self._cost(self._records.find(part, job), rounds) for job in grid}
+            costs = {job.lr: self._cost(self._records.find(part, job)) for job in grid}
             self._records.tuned(part)[method.label] = min(sorted(costs), key=lambda lr: costs[lr])
         self._records.write()
         return [self._records.tuned(part)[method.label] for method in methods]
 
-    def _cost(self, run: Run | None, rounds: int) -> tuple[float, float]:
-        """What to minimise: rounds to the target if they count and it was reached, then how bad the last value is."""
+    def _cost(self, run: Run | None) -> tuple[float, float]:
+        """What to minimise."""
         metric, level = self._config.metric, self._config.level
         if run is None or self._config.tune is None:
             return math.inf, math.inf
         first = None if isinstance(level, FinalOf) else run["first"].get(aim(metric, level))
-        value = run["last"].get(metric)
-        if value is None or (run["ended"] == "diverged" and first is None):
-            badness = math.inf
-        else:
-            badness = value if is_loss(metric) else -value
-        if self._config.tune.by == "final":
-            return 0.0, badness
-        return (first[0], 0.0) if first is not None else (math.inf, badness)
+        final = None if run["ended"] == "diverged" and first is None else run["last"].get(metric)
+        return badness(self._config.tune, metric, None if first is None else first[0], final)
 
     def _play(self, jobs: Sequence[Job], rounds: int) -> bool:
         """Train what is missing, and note it; False if the time was up first."""
@@ -188,15 +184,6 @@ class Trainer:
             self._dataset = self._dataset or self._config.data.load()
             self._federations[seed] = self._config.data.make(seed, self._dataset)
         return self._federations[seed]
-
-
-def _groups(methods: Sequence[Method]) -> list[list[Method]]:
-    """Methods whose runs can train side by side: of one algorithm, with the same fields but for real numbers."""
-    groups: dict[str, list[Method]] = {}
-    for method in methods:
-        fixed = {k: v for k, v in method.algorithm.fields.items() if not isinstance(v, float)}
-        groups.setdefault(f"{method.algorithm.name} {sorted(fixed.items())}", []).append(method)
-    return list(groups.values())
 
 
 def _words(jobs: Sequence[Job]) -> str:

@@ -1,0 +1,59 @@
+"""What five seeds side by side cost, beside one: *mnist* of engines.py, FedAvg, without evaluation.
+
+`FEDMOS_ENGINE=compiled python benchmarks/seeds.py --precision tf32` is the fastest on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from engines import JOBS
+
+import fedmos as fm
+from fedmos.history import Record
+
+ROUNDS = 240
+
+
+def milliseconds(runs: int, precision: str | None) -> float:
+    """What all runs need for one round, a mean over the later half of the rounds."""
+    job, marks = JOBS["mnist"], []
+    data = job.federation()
+
+    def mark(record: Record) -> None:
+        marks.append(time.perf_counter())
+
+    fm.run_many(
+        [{"seed": s, "model": job.model(seed=s), "callbacks": [mark] if s == 0 else []} for s in range(runs)],
+        data=data,
+        algorithm=fm.FedAvg(lr=0.01),
+        selection=fm.Uniform(m=job.cohort),
+        rounds=ROUNDS,
+        eval_every=ROUNDS,
+        local_steps=job.steps,
+        batch_size=job.batch,
+        precision=precision,
+    )
+    later = marks[ROUNDS // 2 : -1]
+    return 1e3 * (later[-1] - later[0]) / (len(later) - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", choices=["tf32", "bf16"])
+    parser.add_argument("--passes", type=int, default=3)
+    given = parser.parse_args()
+    for runs in (1, 5):  # what is compiled goes into the compiler's own cache
+        milliseconds(runs, given.precision)
+    ratios = []
+    for n in range(given.passes):
+        one, five = milliseconds(1, given.precision), milliseconds(5, given.precision)
+        ratios.append(five / one)
+        print(f"pass {n}: one {one:.2f} ms a round, five {five:.2f}: {five / one:.2f} ×", flush=True)
+    print(f"median {statistics.median(ratios):.2f} ×")
+
+
+if __name__ == "__main__":
+    main()
