@@ -43,6 +43,7 @@ RUN = {
         "name": "digits",
         "clients": 12,
         "partition": {"name": "ByClass", "classes": 2, "size": [4, 20]},
+        "normalize": {"mean": [0.3], "std": 0.4},
         "augment": {"crop": 1, "flip": False},
         "test_samples": 50,
         "seed": 1,
@@ -121,6 +122,11 @@ def real(low, high, open_low=False, open_high=False):
         return low <= v <= high and not (open_low and v == low) and not (open_high and v == high)
 
     return test
+
+
+def by_channel(rule, v):
+    """For images of one channel."""
+    return rule(v) or (type(v) is list and len(v) == 1 and rule(v[0]))
 
 
 def word(*options):
@@ -322,6 +328,12 @@ def _data_faults(data, choice):
             and not set(v) - {"crop", "flip"}
             and integer(0, 1000)(augment.get("crop", 4))
             and type(augment.get("flip", True)) is bool
+        )
+        rules["normalize"] = lambda v: (
+            type(v) is dict
+            and set(v) == {"mean", "std"}
+            and by_channel(real(-1.8e308, 1.8e308), v["mean"])
+            and by_channel(real(0, 1.8e308, open_low=True), v["std"])
         )
     found = [f"data.{k}" for k, v in data.items() if k not in rules or not rules[k](v)]
     return found + (["data"] if "name" not in data or ("clients" not in data and data["name"] != "synthetic") else [])

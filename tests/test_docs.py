@@ -1,11 +1,14 @@
-"""The documentation's code works as printed."""
+"""The documentation's code works as printed, and its numbers are those of the files beside it."""
 
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 from fedmos import config
+from fedmos.outcomes import spread
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,3 +31,22 @@ def test_configuration_page_is_a_valid_run(tmp_path):
     settings = config.load(config.RunConfig, tmp_path / "mos.toml", ["rounds=2", "eval_every=1"])
     result = settings.run(settings.algorithm, settings.selection, settings.seed)
     assert len(result.history) == 2
+
+
+def test_tables_of_the_comparison_are_those_of_its_numbers():
+    folder = ROOT / "docs" / "comparison"
+    build = runpy.run_path(str(folder / "build.py"))
+    methods = json.loads((folder / "table.json").read_text("utf-8"))["methods"]
+    page = (folder / "README.md").read_text("utf-8")
+    assert build["filled"](page, methods) == page
+    methods[0]["per_seed"]["rounds"] = [1, 1, 1]
+    assert build["filled"](page, methods) != page
+
+
+def test_the_report_of_the_comparison_has_its_numbers():
+    folder = ROOT / "docs" / "comparison"
+    report = (folder / "report.html").read_text("utf-8")
+    assert len(report) < 5_000_000
+    for method in json.loads((folder / "table.json").read_text("utf-8"))["methods"]:
+        assert spread(method["per_seed"]["rounds"]) in report
+        assert spread(method["per_seed"]["final"], 3) in report

@@ -69,6 +69,19 @@ def _listed(v: Any) -> Any:
 several = BeforeValidator(_listed)
 
 
+def _by_channel(rule: Rule) -> BeforeValidator:
+    """A number, or one for each channel."""
+
+    def test(v: Any) -> Any:
+        for one in _listed(v) if isinstance(v, list | tuple) else [v]:
+            fault = rule.fault(one)
+            if fault is not None:
+                raise ValueError(f"must be {fault}, or a list of such numbers, one for each channel")
+        return tuple(v) if isinstance(v, list) else v
+
+    return BeforeValidator(test)
+
+
 def _grid(v: Any) -> Any:
     if not isinstance(v, dict) or not 1 <= len(v) <= LISTED:
         raise ValueError("must be a table with a list of numbers for each of some fields")
@@ -117,6 +130,8 @@ AtLeastOne = Annotated[float, must(validate.at_least_one)]
 Limited = Annotated[float, must(validate.non_negative.up_to(validate.LARGE))]
 Clip = Annotated[float, must(validate.positive.up_to(validate.LARGE))]
 Count = Annotated[int, must(validate.count)]
+ByChannel = Annotated[float | tuple[float, ...], _by_channel(validate.number)]
+ByChannelPositive = Annotated[float | tuple[float, ...], _by_channel(validate.positive)]
 Every = Annotated[int | str | None, must(is_every)]
 Steps = Annotated[int, must(validate.count.up_to(LOCAL))]
 Pixels = Annotated[int, must(validate.pixels)]

@@ -11,6 +11,8 @@ import fedmos as fm
 from . import catalogue
 from .config_fields import (
     AtLeastOne,
+    ByChannel,
+    ByChannelPositive,
     Choice,
     Count,
     Flag,
@@ -42,6 +44,13 @@ class AugmentConfig(Strict):
     flip: Flag = True
 
 
+class NormalizeConfig(Strict):
+    """Another normalisation of images than the data set's own; see `fedmos.Normalize`."""
+
+    mean: ByChannel
+    std: ByChannelPositive
+
+
 class DataConfig(Strict):
     """A data set, and how it is divided."""
 
@@ -50,6 +59,7 @@ class DataConfig(Strict):
     clients: Count | None = None
     """Needed unless the partition brings its own, as Natural does."""
     partition: Choice = Choice(name="IID")
+    normalize: NormalizeConfig | None = None
     augment: AugmentConfig | None = None
     test_samples: Count | None = None
     """Evaluate on so many test samples, drawn at random; by default on all."""
@@ -62,12 +72,13 @@ class DataConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
         synthetic = self.name == "synthetic"
-        foreign = ("root", "augment", "partition", "test_samples") if synthetic else ("alpha", "beta")
+        foreign = ("root", "normalize", "augment", "partition", "test_samples") if synthetic else ("alpha", "beta")
         for field in foreign:
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise whole(f"{field}: has no part in the data set {one_line(self.name, 40)}")
-        if self.augment is not None and self.name in SOURCES and SOURCES[self.name].kind != "images":
-            raise whole(f"augment: must be left out for {self.name}, which is not made of images")
+        for field in ("normalize", "augment"):
+            if getattr(self, field) is not None and self.name in SOURCES and SOURCES[self.name].kind != "images":
+                raise whole(f"{field}: must be left out for {self.name}, which is not made of images")
         scheme = catalogue.partitions().get(self.partition.name)
         if self.clients is None and not synthetic and scheme is not None and not hasattr(scheme, "sets_clients"):
             raise whole(f"clients: must be given for the partition {self.partition.name}")
@@ -79,6 +90,10 @@ class DataConfig(Strict):
             return None
         with located("data"):
             dataset = fm.datasets.load(self.name, self.root)
+        if self.normalize is not None:
+            scale = 255.0 if dataset.normalize is None else dataset.normalize.scale
+            with located("data"):
+                dataset = dataset.declare(normalize=fm.Normalize(self.normalize.mean, self.normalize.std, scale))
         if self.augment is not None:
             dataset = dataset.declare(augment=fm.Augment(crop=self.augment.crop, flip=self.augment.flip))
         return dataset if self.test_samples is None else dataset.fewer_tests(self.test_samples)

@@ -54,6 +54,10 @@ class Dataset:
 
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> Dataset:
         """The same samples with another normalisation or augmentation; what is not given stays."""
+        if normalize is not None and not normalize.fits(self.x_train):
+            raise ValueError(
+                f"declare: 'normalize' must have one number or one for each channel of {self.name}, got {normalize}"
+            )
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
 
     def fewer_tests(self, n: int, seed: int = 0) -> Dataset:

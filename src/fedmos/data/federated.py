@@ -47,7 +47,7 @@ class Normalize:
                 require("Normalize", name, v, rule)
         require("Normalize", "scale", self.scale, positive)
 
-    def fits(self, x: Tensor) -> bool:
+    def fits(self, x: Tensor | np.ndarray) -> bool:
         """Whether there is a number for each channel."""
         own = [len(v) for v in (self.mean, self.std) if isinstance(v, tuple)]
         return not own or (x.ndim > 1 and all(n in (1, x.shape[1]) for n in own))
