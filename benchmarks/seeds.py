@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from itertools import pairwise
 
 from engines import JOBS
 
@@ -17,8 +18,8 @@ from fedmos.history import Record
 ROUNDS = 240
 
 
-def milliseconds(runs: int, precision: str | None) -> float:
-    """What all runs need for one round, a mean over the later half of the rounds."""
+def milliseconds(runs: int, precision: str | None) -> tuple[float, float]:
+    """What all runs need for one round: the mean and the median over the later half of the rounds."""
     job, marks = JOBS["mnist"], []
     data = job.federation()
 
@@ -36,8 +37,8 @@ def milliseconds(runs: int, precision: str | None) -> float:
         batch_size=job.batch,
         precision=precision,
     )
-    later = marks[ROUNDS // 2 : -1]
-    return 1e3 * (later[-1] - later[0]) / (len(later) - 1)
+    later = [1e3 * (b - a) for a, b in pairwise(marks[ROUNDS // 2 : -1])]
+    return statistics.fmean(later), statistics.median(later)
 
 
 def main() -> None:
@@ -50,9 +51,13 @@ def main() -> None:
     ratios = []
     for n in range(given.passes):
         one, five = milliseconds(1, given.precision), milliseconds(5, given.precision)
-        ratios.append(five / one)
-        print(f"pass {n}: one {one:.2f} ms a round, five {five:.2f}: {five / one:.2f} ×", flush=True)
-    print(f"median {statistics.median(ratios):.2f} ×")
+        ratios.append(five[0] / one[0])
+        print(
+            f"pass {n}: one {one[0]:.2f} ms a round (median {one[1]:.2f}), five {five[0]:.2f} ({five[1]:.2f}): "
+            f"{five[0] / one[0]:.2f} × ({five[1] / one[1]:.2f})",
+            flush=True,
+        )
+    print(f"median over passes {statistics.median(ratios):.2f} ×")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ int64 tensor operations, which wrap around on overflow as unsigned arithmetic do
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -100,15 +101,23 @@ def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
 
 def _few_draws(key: int, start: int, count: int) -> NDArray[np.float64]:
     """`draws` of one stream: the same numbers. NumPy is quicker with few."""
-    z = np.arange(start + 1, start + count + 1, dtype=np.uint64)
-    z *= np.uint64(_GAMMA)
-    z += np.uint64(key)
-    for bits, factor in ((30, _MIX_1), (27, _MIX_2)):
-        z ^= z >> np.uint64(bits)
-        z *= np.uint64(factor)
+    z = (_counter_of_few if count <= _FEW else _counter)(start, count) + np.uint64(key)
+    for bits, factor in _MIXING:
+        z ^= z >> bits
+        z *= factor
     z ^= z >> np.uint64(31)
     numbers: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return numbers
+
+
+def _counter(start: int, count: int) -> NDArray[np.uint64]:
+    """What is added to a key, by the number of the draw."""
+    return np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
+
+
+_counter_of_few = lru_cache(maxsize=256)(_counter)
+_FEW = 4096
+_MIXING = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 
 
 def permute(key: Tensor, size: Tensor, width: int) -> Tensor:
@@ -129,9 +138,9 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
     # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
-        values = first_occurrences((draws(key, count) * n).to(torch.int64))
+        values = list(dict.fromkeys((draws(key, count).numpy() * n).astype(np.int64).tolist()))
         if len(values) >= m:
-            return values[:m]
+            return torch.from_numpy(np.array(values[:m], dtype=np.int64))
         count *= 2
 
 

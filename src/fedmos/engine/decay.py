@@ -21,6 +21,8 @@ def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
             return value
 
         return stepped
+    if decay == 1:
+        return lambda t: lr
 
     def each_round(t: int) -> float:
         with np.errstate(over="ignore", under="ignore"):

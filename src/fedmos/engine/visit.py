@@ -99,7 +99,7 @@ class Visitor:
     def visit(self, cohort: Cohort, errand: Errand) -> Generator[Job | Read, Any, Visit]:
         algorithm, timing, phase = self.algorithm, errand.timing, errand.phase
         reduce = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
-        S, sizes = len(cohort.ids), self.task.data.sizes[cohort.ids]
+        S, sizes = cohort.ids.shape[0], self.task.data.sizes[cohort.ids]
         b, width = self._block(S, errand.x), int(sizes.max())
         costs: list[float] = []
         owner, mine = [0] * -(S // -b), torch.arange(S)
@@ -205,7 +205,9 @@ class Visitor:
 
     def _brought(self, ids: Tensor, owner: list[int], b: int, x: Tensor) -> Callable[[Tensor], Vectors]:
         """The state of clients by their places in the cohort; of those who live with other ranks, brought here."""
-        if self.ranks.size == 1 or not self.algorithm.client_state:
+        if not self.algorithm.client_state:
+            return lambda places: {}
+        if self.ranks.size == 1:
             return lambda places: self.clients.read(ids[places])
         ways = [(i % self.ranks.size, owner[n // b]) for n, i in enumerate(ids.tolist())]
         at_home = torch.tensor([n for n, (home, _) in enumerate(ways) if home == self.ranks.rank], dtype=torch.int64)
@@ -261,7 +263,7 @@ def _kept(v: Tensor, good: Tensor | None) -> Tensor:
 
 def _picked(v: Tensor, places: Tensor, S: int) -> Tensor:
     """v at some or all of S places."""
-    return v if len(places) == S else v[places]
+    return v if places.shape[0] == S else v[places]
 
 
 def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
@@ -270,7 +272,7 @@ def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
 
 def _is_block(places: Tensor, b: int, S: int) -> bool:
     """Whether these are all the places of one block."""
-    if len(places) == S:
+    if places.shape[0] == S:
         return b >= S
     first = int(places[0])
     return first % b == 0 and len(places) == min(b, S - first) and int(places[-1]) == first + len(places) - 1

@@ -130,7 +130,7 @@ class Crew:
         """What the algorithm asked of its context in a phase that was recorded: "S", or nothing."""
 
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
-        if len(ids) <= self.plan.chunk:
+        if ids.shape[0] <= self.plan.chunk:
             return (ids,)
         parts: tuple[Tensor, ...] = ids.split(self.plan.chunk)
         return parts
@@ -228,7 +228,7 @@ class Crew:
 
     def filled(self, job: Job) -> Job:
         """The job with rows that do not count, up to one of few sizes, where a new shape costs something."""
-        M = len(job.ids)
+        M = job.ids.shape[0]
         if job.runs > 1:
             return job
         if M == 1 < min(job.ctx.S, self.plan.chunk) and self.task.model.device.type == "cpu":
@@ -361,7 +361,7 @@ def _rounded(n: int) -> int:
 
 def filled_up(job: Job, M: int) -> Job:
     """The job with its first client repeated up to M rows."""
-    more = M - len(job.ids)
+    more = M - job.ids.shape[0]
     if more == 0:
         return job
 
