@@ -174,7 +174,7 @@ CHOICES = {
         "Scaffold": {"lr": POSITIVE, "server_lr": POSITIVE, "option": integer(1, 2)},
         "FedAdam": {"lr": POSITIVE, "server_lr": POSITIVE, "beta1": BELOW_ONE, "beta2": BELOW_ONE, "tau": real(0, 1e9, True)},
         "GHBM": {"lr": POSITIVE, "beta": NON_NEGATIVE, "tau": integer(1, 10_000), "server_lr": POSITIVE, "start": word("zero", "x0")},
-        "FedHBM": {"lr": POSITIVE, "beta": NON_NEGATIVE, "scale": word("participation", "elapsed"), "first": word("zero", "shared")},
+        "FedHBM": {"lr": POSITIVE, "beta": NON_NEGATIVE, "server_lr": POSITIVE, "scale": word("participation", "elapsed"), "first": word("zero", "shared")},
     },
     "selection": {
         "ACS": {"m": COUNT},

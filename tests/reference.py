@@ -441,8 +441,10 @@ def _reference_model(r: Round, i: int, first: str) -> Vector | None:
     return r.own[i].get("r_i", r.past[0] if first == "shared" else None)
 
 
-def localghbm(r: Round, beta: float = 0.9, scale: str = "participation", first: str = "zero") -> Vector:
-    """y −= η g(y), y += (β s_i/K) (x_t − r_i);  r_i = model received last time.  FedAvg."""
+def localghbm(
+    r: Round, beta: float = 0.9, server_lr: float = 1.0, scale: str = "participation", first: str = "zero"
+) -> Vector:
+    """y −= η g(y), y += (β s_i/K) (x_t − r_i);  r_i = model received last time.  x += η_s A(δ)."""
 
     def step(i, y, g):
         r_i = _reference_model(r, i, first)
@@ -452,11 +454,13 @@ def localghbm(r: Round, beta: float = 0.9, scale: str = "participation", first: 
     delta = r.local(step)
     for i in r.S:
         r.own[i]["r_i"] = r.x
-    return r.x + r.A(delta)
+    return r.x + server_lr * r.A(delta)
 
 
-def fedhbm(r: Round, beta: float = 1.0, scale: str = "participation", first: str = "zero") -> Vector:
-    """y −= η g(y), y += (β s_i/K) (y_before_step − r_i);  r_i = own final local model of last time.  FedAvg."""
+def fedhbm(
+    r: Round, beta: float = 1.0, server_lr: float = 1.0, scale: str = "participation", first: str = "zero"
+) -> Vector:
+    """y −= η g(y), y += (β s_i/K) (y_before_step − r_i);  r_i = own final local model of last time.  x += η_s A(δ)."""
 
     def step(i, y, g):
         r_i = _reference_model(r, i, first)
@@ -466,7 +470,7 @@ def fedhbm(r: Round, beta: float = 1.0, scale: str = "participation", first: str
     delta = r.local(step)
     for i in r.S:
         r.own[i]["r_i"] = r.x + delta[i]
-    return r.x + r.A(delta)
+    return r.x + server_lr * r.A(delta)
 
 
 def fedmos(

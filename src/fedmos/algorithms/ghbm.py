@@ -81,19 +81,20 @@ class LocalGHBM(Algorithm):
     """LocalGHBM (Zaccone, Masone & Ciccone, 2023), Section 3.4: GHBM from the model a client received last time.
 
     Client: y ← y − η g(y) + (β s_i/K_i) (x − r_i);  r_i ← x.
-    Server: as FedAvg.
+    Server: x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, β = `beta`. s_i = |S|/N with `scale="participation"`, which is 1/τ for τ = 1/C as in
+    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`. s_i = |S|/N with `scale="participation"`, which is 1/τ for τ = 1/C as in
     the authors' code, and 1/(t − t_i) with `"elapsed"`, the adaptive τ_i of the text. A client that
     takes part for the first time has no momentum (`first="zero"`), or x_0 for r_i (`"shared"`: everyone
     knows x_0, so nothing more is sent).
 
     Deviations:
-        The default scale is that of the authors' code; their text reads as "elapsed". No server step size.
+        The default scale is that of the authors' code; their text reads as "elapsed".
     """
 
     lr: float
     beta: float = 0.9
+    server_lr: float = 1.0
     scale: Scale = "participation"
     first: First = "zero"
 
@@ -112,13 +113,16 @@ class LocalGHBM(Algorithm):
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         return {"delta": y - c.x}, {"r_i": c.x}
 
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        return x + self.server_lr * agg["A"], {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedHBM(Algorithm):
     """FedHBM (Zaccone, Masone & Ciccone, 2023), Algorithm 1: GHBM from a client's own last model, at FedAvg's cost.
 
     Client: y ← y − η g(y) + (β s_i/K_i) (y − r_i), with y before the step on the right;  r_i ← the final y.
-    Server: as FedAvg.
+    Server: x ← x + η_s Σ_S w_i δ_i.
 
     Symbols: as LocalGHBM. With every client in every round s_i is 1, and β = 1 diverges.
 
@@ -129,6 +133,7 @@ class FedHBM(Algorithm):
 
     lr: float
     beta: float = 1.0
+    server_lr: float = 1.0
     scale: Scale = "participation"
     first: First = "zero"
 
@@ -152,12 +157,16 @@ class FedHBM(Algorithm):
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         return {"delta": y - c.x}, {"r_i": y}
 
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        return x + self.server_lr * agg["A"], {}
+
 
 def _check_local(algorithm: LocalGHBM | FedHBM) -> None:
     check(
         algorithm,
         lr=positive,
         beta=non_negative,
+        server_lr=positive,
         scale=one_of("participation", "elapsed"),
         first=one_of("zero", "shared"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class Together:
     def __init__(self, runs: Sequence[Simulation]) -> None:
         self._runs = list(runs)
         first = runs[0]
-        self._base = torch.tensor([0] + [len(run.task.data) for run in runs]).cumsum(0).tolist()
+        self._base = [0, *accumulate(len(run.task.data) for run in runs)]
         names: list[str] = [f.name for f in fields(first.algorithm)] if is_dataclass(first.algorithm) else []
         self._fields: list[str] = [n for n in names if len({repr(getattr(run.algorithm, n)) for run in runs}) > 1]
         self._room = first.plan.room
