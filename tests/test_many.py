@@ -1,11 +1,13 @@
 """Runs side by side: each gets what it would get alone."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedmos as fm
 from fedmos import metrics
+from fedmos.data import Dataset
 from fedmos.engine import batched, plan, work
 from fedmos.metrics import Evaluator
 
@@ -174,6 +176,26 @@ def test_models_evaluated_together_get_their_own_weights(monkeypatch, much_fewer
         for a, b in zip(together.history, alone.history, strict=True):
             assert a.train_loss == pytest.approx(b.train_loss, abs=1e-12)
             assert a.test_loss == pytest.approx(b.test_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("much_fewer", [0, 1], ids=["all samples for all", "each its own samples"])
+def test_samples_of_other_runs_do_not_spoil_an_evaluation(monkeypatch, much_fewer):
+    class Given:
+        def __init__(self, *parts: list[int]) -> None:
+            self.parts = parts
+
+        def split(self, labels, clients, seed):
+            return self.parts
+
+    monkeypatch.setattr(metrics, "_MUCH_FEWER", much_fewer)
+    monkeypatch.setattr(Evaluator, "of_all", classmethod(lambda cls, tasks: cls(tasks, vectorised=True)))
+    x = np.array([[1e25], [1.0], [2.0]], np.float32)  # the first one's loss is infinite
+    data = Dataset("numbers", x, x.copy())
+    runs = [{"data": data.partition(Given(*parts), 2)} for parts in ([[1], [2]], [[0], [1, 2]])]
+    shared = {"algorithm": fm.FedAvg(lr=0.1), "selection": fm.Uniform(m=1), "rounds": 2, "local_steps": 1}
+    shared |= {"model": nn.Linear(1, 1), "loss": "mse", "engine": "batched"}
+    together, alone = fm.run_many(runs, **shared)[0], fm.run(**shared | runs[0])
+    assert together.history[-1].train_loss == pytest.approx(alone.history[-1].train_loss)
 
 
 def test_runs_that_end_early_leave_the_others_their_evaluation(monkeypatch):

@@ -24,6 +24,7 @@ _SCORES_AT_ONCE = 2**26
 _RECORDED = 64
 """An evaluation of at most so many batches is recorded as one CUDA graph."""
 _MUCH_FEWER = 0.8
+"""Of the samples of all, so large a share or less."""
 
 
 def is_loss(metric: str) -> bool:
@@ -128,7 +129,8 @@ class Evaluator:
             if part % ranks.size == ranks.rank:
                 inputs, targets = self._task.inputs(x[some.flatten()]), self._task.targets(y[some.flatten()])
                 scores = self._each(xs, inputs.unflatten(0, some.shape), targets.unflatten(0, some.shape))
-                sums.append((scores * w[:, None]).sum(-1))
+                # What does not count may be anything, infinite too.
+                sums.append(torch.where(w[:, None] == 0, 0, scores * w[:, None]).sum(-1))
         return sums
 
     def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -83,10 +83,10 @@ class LocalGHBM(Algorithm):
     Client: y ← y − η g(y) + (β s_i/K_i) (x − r_i);  r_i ← x.
     Server: x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`. s_i = |S|/N with `scale="participation"`, which is 1/τ for τ = 1/C as in
-    the authors' code, and 1/(t − t_i) with `"elapsed"`, the adaptive τ_i of the text. A client that
-    takes part for the first time has no momentum (`first="zero"`), or x_0 for r_i (`"shared"`: everyone
-    knows x_0, so nothing more is sent).
+    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`. s_i = |S|/N with `scale="participation"`, which is 1/τ
+    for τ = 1/C as in the authors' code, and 1/(t − t_i) with `"elapsed"`, the adaptive τ_i of the text. A
+    client that takes part for the first time has no momentum (`first="zero"`), or x_0 for r_i (`"shared"`:
+    everyone knows x_0, so nothing more is sent).
 
     Deviations:
         The default scale is that of the authors' code; their text reads as "elapsed".
