@@ -275,16 +275,44 @@ def test_an_algorithm_is_held_to_its_declaration(quick, how, sentence):
         ([0, 1], [1.0], "a weight ≥ 0 for each client, got [1.0]"),
         ([0], [float("nan")], "a weight ≥ 0 for each client"),
         ([], [], "at least one client, got none"),
+        ([[0, 1]], [[0.5, 0.5]], "client numbers from 0 to 19, got [[0, 1]]"),
+        ([True, False], [0.5, 0.5], "client numbers from 0 to 19, got [True, False]"),
+        (3, 1.0, "client numbers from 0 to 19, got 3"),
+        (None, [1.0], "client numbers from 0 to 19, got None"),
+        ([[0], [1, 2]], [0.5, 0.5], "client numbers from 0 to 19"),
+        (["a"], [1.0], "client numbers from 0 to 19, got ['a']"),
+        ([2**70], [1.0], "client numbers from 0 to 19"),
+        ([0], [1j], "a weight ≥ 0 for each client, got [1j]"),
+        ([0], None, "a weight ≥ 0 for each client, got None"),
+        ([*range(20)] * 200 + [20], [1.0] * 4001, "client numbers from 0 to 19, got [0, 1, 2, 3, 4, 5, ...]"),
     ],
 )
 def test_a_selector_is_held_to_its_contract(quick, ids, weights, sentence):
     class Scripted(fm.Selector):
         def select(self, view):
-            return torch.tensor(ids), torch.tensor(weights)
+            return ids, weights
+
+    class Asking(fm.Selector):
+        def select(self, view):
+            view.probe(ids)
+            return [0], [1.0]
 
     with pytest.raises(ValueError) as error:
         quick(selection=Scripted())
     assert sentence in str(error.value)
+    if "client numbers" in sentence:
+        with pytest.raises(ValueError, match="Asking: 'select' must ask client numbers from 0 to 19"):
+            quick(selection=Asking())
+
+
+@pytest.mark.parametrize("given", [None, [0], ([0], [1.0], 2)], ids=repr)
+def test_a_selector_returns_numbers_and_weights(quick, given):
+    class Scripted(fm.Selector):
+        def select(self, view):
+            return given
+
+    with pytest.raises(ValueError, match="Scripted: 'select' must return client numbers and their weights"):
+        quick(selection=Scripted())
 
 
 def test_a_partition_is_held_to_its_contract():

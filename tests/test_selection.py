@@ -1043,6 +1043,50 @@ def test_a_selector_is_held_to_its_declaration(quick, selector, sentence):
     assert str(error.value) == sentence
 
 
+IDS = {
+    "list": [7, 2, 7],
+    "array": np.array([7, 2, 7]),
+    "int32": np.array([7, 2, 7], dtype=np.int32),
+    "uint8": np.array([7, 2, 7], dtype=np.uint8),
+    "uint64": np.array([7, 2, 7], dtype=np.uint64),
+    "tensor of int16": torch.tensor([7, 2, 7], dtype=torch.int16),
+    "backwards": np.array([7, 2, 7])[::-1],
+}
+
+
+@pytest.mark.parametrize("away", [None, fm.Alternating(groups=1, drop=0)], ids=["everyone", "those available"])
+@pytest.mark.parametrize("kind", IDS)
+def test_client_numbers_of_any_kind(quick, kind, away):
+    """The same cohort, and the same answers to questions."""
+
+    class Taking(fm.Selector):
+        def __init__(self, ids):
+            self.ids, self.answers = ids, []
+
+        def select(self, view):
+            self.answers += [view.probe(self.ids, batch=True), view.gradients(self.ids)[0]]
+            return self.ids, [0.5, 0.2, 0.3]
+
+    one, other = Taking(torch.tensor([7, 2, 7])), Taking(IDS[kind])
+    first, second = (quick(selection=s, availability=away, engine="loop") for s in (one, other))
+    assert second.history[0].cohort == [2, 7]
+    assert second.history[0].weights == pytest.approx([0.2, 0.8])
+    assert torch.allclose(first.params, second.params, rtol=0, atol=1e-6)
+    for a, b in zip(one.answers, other.answers, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_nobody_may_be_chosen_or_asked(quick):
+    class Waiting(fm.Selector):
+        def select(self, view):
+            assert view.probe([]).shape == (0,)
+            assert view.gradients([]).shape == (0, 650)
+            return [], []
+
+    result = quick(selection=Waiting(), availability=fm.Alternating(groups=1, drop=0))
+    assert [(r.cohort, r.bytes_up) for r in result.history] == [([], 0)] * 3
+
+
 def test_questions_need_a_run():
     with pytest.raises(ValueError, match=r"^Cannot ask clients because this view belongs to no run; use"):
         fm.PowerOfChoice(m=1, d=2).select(view_of(P6))

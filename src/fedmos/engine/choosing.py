@@ -14,6 +14,7 @@ from ..algorithm import Vectors
 from ..selection.availability import Always, Availability
 from ..selection.selector import REPORTS, Selector, View
 from ..shares import ceil_of
+from ..shown import shown
 from ..system import System
 from .task import Task
 from .work import Crew, Silent
@@ -127,32 +128,38 @@ class Chooser:
         view = self._view(t, x, choice, silent)
         if choice.available == 0:
             return choice
-        drawn, given = self.selector.select(view)
+        chosen = self.selector.select(view)
         unknown = set(view.state) - set(self.selector.state)
         if unknown:
             raise ValueError(f"{type(self.selector).__name__}: 'state' must name {', '.join(sorted(unknown))}")
-        ids, weights = torch.as_tensor(drawn), torch.as_tensor(given, dtype=torch.float64)
-        choice.cohort = self._in_order(ids.numpy(), weights.numpy(), view)
+        choice.cohort = self._in_order(chosen, view)
         return choice
 
-    def _in_order(self, ids: NDArray[Any], weights: NDArray[np.float64], view: View) -> Cohort:
+    def _in_order(self, chosen: Any, view: View) -> Cohort:
         """Each client once, by number. In NumPy, which is quicker with few."""
-        self._check(ids, weights, view.N)
+        owner = f"{type(self.selector).__name__}: 'select' must return"
+        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+            raise ValueError(f"{owner} client numbers and their weights, got {shown(chosen)}")
+        ids, weights = self._numbers(chosen[0], view.N, "return"), _array(chosen[1])
+        if len(ids) == 0 and self._availability is None:
+            raise ValueError(f"{owner} at least one client, got none")
+        fit = weights.shape == ids.shape and weights.dtype.kind in "biuf"
+        if not fit or not (len(ids) == 0 or (weights.min() >= 0 and weights.max() < np.inf)):
+            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {shown(weights.tolist())}")
         order = ids.argsort(kind="stable")
-        ids, weights = ids[order], weights[order]
+        ids, weights = ids[order], weights[order].astype(np.float64, copy=False)
         if not (ids[1:] > ids[:-1]).all():
             ids, place = np.unique(ids, return_inverse=True)
             weights = np.bincount(place, weights).astype(np.float64)  # adds one after another
         return Cohort(_global(view, torch.from_numpy(ids)), torch.from_numpy(weights))
 
-    def _check(self, ids: NDArray[Any], weights: NDArray[np.float64], N: int) -> None:
-        owner = f"{type(self.selector).__name__}: 'select' must return"
-        if len(ids) == 0 and self._availability is None:
-            raise ValueError(f"{owner} at least one client, got none")
+    def _numbers(self, given: Any, N: int, verb: str) -> NDArray[np.int64]:
+        """Client numbers of the selector's, of whatever kind."""
+        ids = _array(given)
         if ids.ndim != 1 or (len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() >= N)):
-            raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {ids.tolist()}")
-        if weights.shape != ids.shape or not (len(ids) == 0 or (weights.min() >= 0 and weights.max() < np.inf)):
-            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {weights.tolist()}")
+            owner = f"{type(self.selector).__name__}: 'select' must {verb}"
+            raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {shown(ids.tolist())}")
+        return ids.astype(np.int64)
 
     def after(self, choice: Choice, kept: Tensor, durations: Tensor | None) -> Memory:
         """What is to be remembered once the round has taken place, what clients report apart."""
@@ -219,11 +226,17 @@ class Chooser:
             state=choice.state,
             memo=memo,
         )
-        view.ask_losses = lambda ids, batch: self._losses(x, t, _global(view, ids), batch, choice)
-        view.ask_gradients = lambda ids: self._gradients(x, t, _global(view, ids), choice)
+
+        def asked(ids: Any) -> Tensor:
+            return _global(view, torch.from_numpy(self._numbers(ids, view.N, "ask")))
+
+        view.ask_losses = lambda ids, batch: self._losses(x, t, asked(ids), batch, choice)
+        view.ask_gradients = lambda ids: self._gradients(x, t, asked(ids), choice)
         return view
 
     def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, choice: Choice) -> Tensor:
+        if not len(ids):
+            return torch.empty(0, dtype=torch.float64)
         losses = as_sent(self._crew.losses(x, t, ids, batch), x)
         sizes, B = self._task.data.sizes[ids], self._task.batch_size
         choice.numbers_up += len(ids)
@@ -231,6 +244,8 @@ class Chooser:
         return losses
 
     def _gradients(self, x: Tensor, t: int, ids: Tensor, choice: Choice) -> Tensor:
+        if not len(ids):
+            return x.new_empty(0, len(x))
         rows = self._crew.gradients(x, t, ids)
         choice.vectors_up += len(ids)
         self._count(choice, ids, self._task.data.sizes[ids], gradients=True)
@@ -252,6 +267,17 @@ def _foreseeable(selector: Selector) -> bool:
 def _global(view: View, ids: Tensor) -> Tensor:
     """Numbers in the view as numbers in the federation."""
     return ids if view.ids is None else view.ids[ids]
+
+
+def _array(given: Any) -> NDArray[Any]:
+    """Numbers as a selector hands them over, in a tensor, an array or a list."""
+    if isinstance(given, Tensor):
+        array: NDArray[Any] = (given.double() if given.is_floating_point() else given).detach().cpu().numpy()
+        return array
+    try:
+        return np.asarray(given)
+    except ValueError:  # lists of unequal length
+        return np.asarray(None)
 
 
 def as_sent(numbers: Tensor, x: Tensor) -> Tensor:
