@@ -112,6 +112,16 @@ def test_numbers_that_an_algorithm_branches_on(caplog):
     assert "one by one because their beta differ" in caplog.text
 
 
+def test_fedhbm_with_several_betas_side_by_side(caplog):
+    """Its warning, which asks for β, is the server's."""
+    runs = [run_of(seed, fm.FedHBM(lr=0.1, beta=beta), selection=fm.Full()) for seed, beta in ((0, 0.5), (1, 1.0))]
+    with pytest.warns(UserWarning, match="FedHBM with beta ≥ 1 and every client in every round diverges"):
+        together = fm.run_many(runs, **SHARED)
+    with pytest.warns(UserWarning, match="use beta < 1"):
+        assert all(same(a, fm.run(**SHARED | given)) for a, given in zip(together, runs, strict=True))
+    assert "one by one" not in caplog.text
+
+
 def test_more_runs_than_memory_holds(monkeypatch):
     compute = batched.Batched.loss_and_gradient
 

@@ -145,11 +145,6 @@ class FedHBM(Algorithm):
     def init(self, x: Tensor) -> Vectors:
         return {"r_i": x}
 
-    def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
-        if self.beta >= 1 and c.S == c.N:
-            warnings.warn("FedHBM with beta ≥ 1 and every client in every round diverges; use beta < 1", stacklevel=2)
-        return {}
-
     def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
         factor = self.beta * _scale(self.scale, self.first, c) / c.K
         return y - c.lr * grad(y) + factor * (y - c.own["r_i"]), s
@@ -158,6 +153,8 @@ class FedHBM(Algorithm):
         return {"delta": y - c.x}, {"r_i": y}
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        if self.beta >= 1 and ctx.S == ctx.N:
+            warnings.warn("FedHBM with beta ≥ 1 and every client in every round diverges; use beta < 1", stacklevel=2)
         return x + self.server_lr * agg["A"], {}
 
 
