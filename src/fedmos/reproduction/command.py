@@ -15,10 +15,11 @@ from ..result import Result
 from ..storage import toml
 from ..storage.files import replace_file
 from ..table import Table, write
+from ..validate import positive, require
 from . import quadratic, train
 from .record import Job, Records
 from .sheet import Sheet
-from .study import Part, load, names
+from .study import Part, fitting, load, matching, names
 from .train import Deadline, Say, Wanted
 
 _TRAINERS = {"comparison": train.train, "quadratic": quadratic.train}
@@ -51,10 +52,16 @@ def reproduce(
     What the records (by default in the folder) have already is not trained again. After `budget` seconds, runs are
     saved and the command ends; called again, it goes on.
     """
+    if budget is not None:
+        require("reproduce", "budget", budget, positive)
     study, wanted, deadline = load(name), wanted or Wanted(), Deadline(budget)
     folder = records or out
     parts = study.chosen(part)
-    for own in _trained(parts):
+    trained = _trained(parts)
+    matching(wanted.methods, list(dict.fromkeys(label for own in trained for label in own.labels)), "--methods")
+    for own in trained:
+        if not fitting(wanted.methods, own.labels):
+            continue
         kept, place = Records(folder, own.study), out / own.study / own.name
         _TRAINERS[own.kind](own, wanted, place, kept, deadline, say)
         if deadline.passed:
@@ -79,14 +86,11 @@ def _report(part: Part, wanted: Wanted, records: Records, out: Path) -> None:
     config = wanted.configuration(part)
     rows = []
     for method in config.methods:
-        runs = records.runs(part, method.label)
-        lr = records.tuned(part).get(method.label, runs[0]["lr"] if runs else None)
-        folders = {
-            run["seed"]: Job(method.label, run["lr"], run["seed"]).folder(out) for run in runs if run["lr"] == lr
-        }
+        runs = records.counted(part, method.label)
+        folders = {run["seed"]: Job(method.label, run["lr"], run["seed"]).folder(out) for run in runs}
         results = {seed: Result.load(path) for seed, path in folders.items() if (path / "checkpoints").is_dir()}
         if results:
-            rows.append(Row.of(method.label, lr, results))
+            rows.append(Row.of(method.label, runs[0]["lr"], results))
     if not rows:
         return
     labels = [row.label for row in rows]

@@ -17,7 +17,7 @@ from ..result import Result
 from ..selection.selector import Selector
 from ..simulation import run
 from .record import Job, Records, fingerprint
-from .study import Part, matching
+from .study import Part, fitting
 from .train import Deadline, Say, Wanted, session
 
 _POINTS = 200
@@ -27,7 +27,7 @@ def train(part: Part, wanted: Wanted, out: Path, records: Records, deadline: Dea
     """Train what the records lack of a part, method by method."""
     table = part.table
     rounds = wanted.rounds or int(table["rounds"])
-    labels = matching(wanted.methods, part.labels, "--methods")
+    labels = fitting(wanted.methods, part.labels)
     for method in table["methods"]:
         for seed in table["seeds"][: wanted.seeds]:
             job = Job(method["label"], float(table["lr"]), seed)
@@ -43,6 +43,8 @@ def train(part: Part, wanted: Wanted, out: Path, records: Records, deadline: Dea
             records.add(part, [_record(part, job, result, selector, rounds)])
             records.sessions(part).append(session(time.perf_counter() - began, [job], len(result.history), result.info))
             records.write()
+            if result.interrupted and not deadline.passed:  # somebody pressed Ctrl-C
+                raise KeyboardInterrupt
 
 
 def _selector(table: dict[str, Any]) -> Selector:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from ..history import METRICS, History
 from ..outcomes import last_value
 from ..result import Result
 from ..storage.files import replace_file
-from .study import Part, aim, load, names
+from .study import Part, aim, by_key, load, names
 
 Run = dict[str, Any]
 """method, lr, seed, tuning; configuration; rounds, ended ("complete", "cut off", "diverged"); what it measured."""
@@ -55,6 +55,16 @@ def fingerprint(part: Part, label: str, lr: float) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def step_sizes(part: Part, label: str) -> Sequence[float]:
+    """Those that a method's runs may have: the grid's, or its own."""
+    table = part.source_of_runs.table
+    if "tune" in table:
+        grid: Sequence[float] = table["tune"]["lr"]
+        return grid
+    method = next(m for m in table["methods"] if m["label"] == label)
+    return [method.get("algorithm", table)["lr"]]
+
+
 class Records:
     """The records of one study, in a folder."""
 
@@ -66,7 +76,11 @@ class Records:
                 self._table = json.loads(self.path.read_text("utf-8"))
                 if self._table["study"] != study:
                     raise ValueError(f"it is of {self._table['study']}")
-            except (ValueError, KeyError, TypeError) as error:
+                for part in self._table["parts"].values():
+                    dict(part["tuned"]), list(part["sessions"])
+                    for run in part["runs"]:
+                        _key(run), run["configuration"], run["rounds"], run["ended"]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"Cannot read {self.path} because it is not a record of {study}: {error!r}") from error
 
     def runs(self, part: Part, label: str | None = None, tuning: bool = False) -> list[Run]:
@@ -77,8 +91,14 @@ class Records:
             if run["tuning"] == tuning
             and label in (None, run["method"])
             and run["method"] in part.labels
+            and run["lr"] in step_sizes(part, run["method"])
             and run["configuration"] == fingerprint(part, run["method"], run["lr"])
         ]
+
+    def counted(self, part: Part, label: str) -> list[Run]:
+        """Of a method, the runs with its own step size or, where there is a grid, with the chosen one."""
+        lr = self.tuned(part).get(label) if "tune" in part.table else None
+        return [run for run in self.runs(part, label) if lr in (None, run["lr"])]
 
     def all_runs(self) -> list[tuple[str, Run]]:
         """Every run with its part's name."""
@@ -100,22 +120,22 @@ class Records:
 
     def add(self, part: Part, runs: Iterable[Run]) -> None:
         """Keep runs, in place of shorter ones or of those of another configuration."""
-        self._keep(part.name, runs)
-
-    def _keep(self, name: str, runs: Iterable[Run]) -> None:
-        kept = {_key(run): run for run in self._part(name)["runs"]}
+        mine = self._part(part.name)
+        kept = {_key(run): run for run in mine["runs"]}
         for run in runs:
             before = kept.get(_key(run))
             if before is None or before["configuration"] != run["configuration"] or before["rounds"] <= run["rounds"]:
                 kept[_key(run)] = run
-        self._part(name)["runs"] = [kept[key] for key in sorted(kept)]
+        mine["runs"] = [kept[key] for key in sorted(kept)]
 
     def absorb(self, other: Records) -> None:
-        """Keep what another's records have, too."""
+        """Keep what another's records have, too, of the configurations that are here."""
         for name, theirs in other._table["parts"].items():
-            self._keep(name, theirs["runs"])
-            mine = self._part(name)
-            mine["tuned"] |= theirs["tuned"]
+            part = by_key(f"{self._table['study']}/{name}")
+            runs = [*other.runs(part), *other.runs(part, tuning=True)]
+            self.add(part, runs)
+            mine, known = self._part(name), {(run["method"], run["lr"]) for run in runs}
+            mine["tuned"] |= {label: lr for label, lr in theirs["tuned"].items() if (label, lr) in known}
             mine["sessions"] += [session for session in theirs["sessions"] if session not in mine["sessions"]]
 
     def write(self) -> None:

@@ -22,20 +22,14 @@ class Sheet:
 
     part: Part
     runs: Mapping[str, Sequence[Run]]
-    tuned: Mapping[str, float]
     sessions: Sequence[Mapping[str, Any]]
 
     @classmethod
     def of(cls, part: Part, folder: Path) -> Sheet:
-        """From the folder of records. Of a tuned method, only the runs with the chosen step size count."""
+        """From the folder of records."""
         source = part.source_of_runs
         records = Records(folder, source.study)
-        tuned = records.tuned(source)
-        runs = {
-            label: [run for run in records.runs(source, label) if run["lr"] == tuned.get(label, run["lr"])]
-            for label in part.labels
-        }
-        return cls(part, runs, tuned, records.sessions(source))
+        return cls(part, {label: records.counted(source, label) for label in part.labels}, records.sessions(source))
 
     @property
     def empty(self) -> bool:

@@ -127,14 +127,23 @@ class Study:
 
 
 def matching(patterns: str | None, names: list[str], option: str) -> list[str]:
-    """Of the names, those that a comma-separated list of names or patterns means; all without one."""
-    if patterns is None:
-        return names
-    asked = [pattern.strip() for pattern in patterns.split(",")]
-    for pattern in asked:
+    """`fitting`, where each of the patterns must mean something."""
+    for pattern in _listed(patterns, names):
         if not any(_fits(name, pattern) for name in names):
             raise ValueError(f"{option} must name some of {', '.join(names)}, got {pattern!r}{suggest(pattern, names)}")
-    return [name for name in names if any(_fits(name, pattern) for pattern in asked)]
+    return fitting(patterns, names)
+
+
+def fitting(patterns: str | None, names: list[str]) -> list[str]:
+    """Of the names, those that a comma-separated list of names or patterns means; all without one."""
+    return [name for name in names if any(_fits(name, pattern) for pattern in _listed(patterns, names))]
+
+
+def _listed(patterns: str | None, names: list[str]) -> list[str]:
+    """The patterns, of which one may have commas of its own."""
+    if patterns is None or any(_fits(name, patterns) for name in names):
+        return [patterns or "*"]
+    return [pattern.strip() for pattern in patterns.split(",")]
 
 
 def _fits(name: str, pattern: str) -> bool:

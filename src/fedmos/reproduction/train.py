@@ -25,7 +25,7 @@ from ..many import run_many
 from ..settings import find_device
 from ..tuning import badness
 from .record import Job, Records, Run, run_record
-from .study import Part, aim, matching
+from .study import Part, aim, fitting
 
 _CHECKPOINTS = "2min"
 Say = Callable[[str], None]
@@ -49,7 +49,7 @@ class Wanted:
         if self.rounds is not None and self.rounds < tune.get("rounds", 0):
             changes["tune"] = tune | {"rounds": self.rounds}
         config = part.comparison(**changes)
-        labels = matching(self.methods, [method.label for method in config.methods], "--methods")
+        labels = fitting(self.methods, [method.label for method in config.methods])
         methods = [method for method in config.methods if method.label in labels]
         return config.model_copy(update={"methods": methods, "seeds": config.seeds[: self.seeds]})
 
