@@ -315,6 +315,25 @@ def test_a_selector_returns_numbers_and_weights(quick, given):
         quick(selection=Scripted())
 
 
+@pytest.mark.parametrize("there", [[3, 4], [True] * 19, [[True]] * 20, [1] * 20, None], ids=repr)
+def test_an_availability_is_held_to_its_contract(quick, there):
+    class Mine(fm.Availability):
+        def available(self, seed, round, N):
+            return there
+
+    with pytest.raises(ValueError, match="Mine: 'available' must return true or false for each of the 20 clients"):
+        quick(availability=Mine())
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_an_availability_may_be_a_list_or_an_array(quick, kind):
+    class Mine(fm.Availability):
+        def available(self, seed, round, N):
+            return kind([i in (3, 7) for i in range(N)])
+
+    assert quick(availability=Mine(), selection=fm.Full()).history[0].cohort == [3, 7]
+
+
 def test_a_partition_is_held_to_its_contract():
     class Odd:
         def __init__(self, parts):

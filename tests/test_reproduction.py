@@ -317,6 +317,17 @@ def test_the_quadratic_study_finds_what_is_published_of_it(tmp_path):
     assert run["curve"]["excess"] == pytest.approx(kept["curve"]["excess"][:1], rel=1e-5)
 
 
+def test_ctrl_c_ends_the_quadratic_study(tmp_path):
+    class Pressed(Deadline):
+        def on_round(self, record) -> None:
+            raise KeyboardInterrupt
+
+    part, records = study.by_key("poc-quadratic/k30"), Records(tmp_path, "poc-quadratic")
+    with pytest.raises(KeyboardInterrupt):
+        quadratic.train(part, Wanted(rounds=5), tmp_path, records, Pressed(), silent)
+    assert [(run["method"], run["ended"]) for run in records.runs(part)] == [("rand", "cut off")]
+
+
 # ------------------------------------------------------------------------------------------------ the command, pages
 
 

@@ -200,9 +200,7 @@ class Chooser:
         present: Tensor | None = None
         p, n, memo = data.importance, data.sizes, self._memo
         if self._availability is not None or len(silent):
-            there = torch.ones(len(data), dtype=torch.bool)
-            if self._availability is not None:
-                there = self._availability.available(self._task.seed, t, len(data)).clone()
+            there = self._there(t)
             there[silent] = False
             present = there.nonzero().flatten()
             choice.available = len(present)
@@ -233,6 +231,17 @@ class Chooser:
         view.ask_losses = lambda ids, batch: self._losses(x, t, asked(ids), batch, choice)
         view.ask_gradients = lambda ids: self._gradients(x, t, asked(ids), choice)
         return view
+
+    def _there(self, t: int) -> Tensor:
+        """(N,), bool: who is available in a round."""
+        N = len(self._task.data)
+        if self._availability is None:
+            return torch.ones(N, dtype=torch.bool)
+        there = _array(self._availability.available(self._task.seed, t, N))
+        if there.shape != (N,) or there.dtype.kind != "b":
+            owner = f"{type(self._availability).__name__}: 'available' must return"
+            raise ValueError(f"{owner} true or false for each of the {N} clients, got {shown(there.tolist())}")
+        return torch.from_numpy(there.copy())
 
     def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, choice: Choice) -> Tensor:
         if not len(ids):
