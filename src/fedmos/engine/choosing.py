@@ -84,6 +84,7 @@ class Chooser:
                 raise ValueError(f"{type(selector).__name__}: 'reports' must be of {', '.join(REPORTS)}, got {name!r}")
         N = len(task.data)
         self.selector = selector
+        self._p, self._n = task.data.importance.clone(), task.data.sizes.clone()
         unknown = torch.full((N,), torch.nan, dtype=torch.float64)
         self.memory = Memory(
             state={},
@@ -128,10 +129,18 @@ class Chooser:
         view = self._view(t, x, choice, silent)
         if choice.available == 0:
             return choice
+        shared = [v for v in (view.p, view.n, view.last, view.picks, view.durations) if v is not None]
+        before = [v._version for v in (*shared, *view.reported.values())]
         chosen = self.selector.select(view)
+        owner = type(self.selector).__name__
+        if before != [v._version for v in (*shared, *view.reported.values())]:
+            raise ValueError(f"{owner}: 'select' must leave what the view shows as it is; use a clone of it")
         unknown = set(view.state) - set(self.selector.state)
         if unknown:
-            raise ValueError(f"{type(self.selector).__name__}: 'state' must name {', '.join(sorted(unknown))}")
+            raise ValueError(f"{owner}: 'state' must name {', '.join(sorted(unknown))}")
+        for name, v in view.state.items():
+            if not isinstance(v, Tensor):
+                raise ValueError(f"{owner}: 'state' must hold tensors, got {shown(v)} for {name!r}")
         choice.cohort = self._in_order(chosen, view)
         return choice
 
@@ -198,13 +207,13 @@ class Chooser:
     def _view(self, t: int, x: Tensor, choice: Choice, silent: Tensor) -> View:
         data = self._task.data
         present: Tensor | None = None
-        p, n, memo = data.importance, data.sizes, self._memo
+        p, n, memo = self._p, self._n, self._memo
         if self._availability is not None or len(silent):
             there = self._there(t)
             there[silent] = False
             present = there.nonzero().flatten()
             choice.available = len(present)
-            p, n, memo = data.importance[present], n[present], {}
+            p, n, memo = p[present], n[present], {}
             p = p / p.sum() if p.sum() > 0 else torch.full_like(p, 1 / max(1, len(p)))
 
         def here(v: Tensor) -> Tensor:
