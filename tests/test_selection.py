@@ -1077,17 +1077,14 @@ def test_client_numbers_of_any_kind(quick, kind, away):
 
 
 @pytest.mark.parametrize("what", ["p", "n", "last", "picks", "durations"])
-def test_a_selector_that_writes_into_its_view_is_refused(quick, digits, what):
+def test_a_selector_that_writes_into_its_view_is_refused(quick, what):
     class Writing(fm.Selector):
         def select(self, view):
             getattr(view, what)[0] = 3
             return [0], [1.0]
 
-    p, n = digits.importance.clone(), digits.sizes.clone()
     with pytest.raises(ValueError, match="Writing: 'select' must leave what the view shows as it is; use a clone"):
         quick(selection=Writing())
-    assert torch.equal(p, digits.importance)
-    assert torch.equal(n, digits.sizes)
 
 
 def test_a_selector_s_state_is_of_tensors(quick):

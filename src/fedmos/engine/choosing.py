@@ -84,7 +84,6 @@ class Chooser:
                 raise ValueError(f"{type(selector).__name__}: 'reports' must be of {', '.join(REPORTS)}, got {name!r}")
         N = len(task.data)
         self.selector = selector
-        self._p, self._n = task.data.importance.clone(), task.data.sizes.clone()
         unknown = torch.full((N,), torch.nan, dtype=torch.float64)
         self.memory = Memory(
             state={},
@@ -207,7 +206,7 @@ class Chooser:
     def _view(self, t: int, x: Tensor, choice: Choice, silent: Tensor) -> View:
         data = self._task.data
         present: Tensor | None = None
-        p, n, memo = self._p, self._n, self._memo
+        p, n, memo = data.importance, data.sizes, self._memo
         if self._availability is not None or len(silent):
             there = self._there(t)
             there[silent] = False
