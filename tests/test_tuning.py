@@ -140,6 +140,25 @@ def test_what_is_best(by, runs, lr):
     assert [one.final is None for one in chosen.tried] == [run is None for run in runs]
 
 
+def test_a_run_that_reached_the_target_and_diverged_has_no_final_value():
+    settings = comparisons.settings(
+        methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2], "seed": 9, "by": "final"}
+    )
+    results = [result([0.1, 0.6]), result([0.7, 0.9], interrupted=True)]
+    chosen = choose(settings, settings.tune, settings.methods[0], results)
+    assert chosen.values == {"lr": 0.1}
+    assert chosen.tried[1] == ({"lr": 0.2}, 1, None)
+
+
+@pytest.mark.parametrize("runs", [[[0.1], [math.nan]], [[math.nan], [0.1]]])
+def test_nan_is_the_worst(runs):
+    settings = comparisons.settings(
+        methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2], "seed": 9, "by": "final"}
+    )
+    chosen = choose(settings, settings.tune, settings.methods[0], [result(run) for run in runs])
+    assert chosen.values == {"lr": [0.1, 0.2][runs.index([0.1])]}
+
+
 def method(**changes):
     return [METHODS[0], METHODS[1] | changes]
 

@@ -65,7 +65,9 @@ __all__ = [
     "Method",
     "RunConfig",
     "SweepConfig",
+    "Training",
     "build",
+    "check_same",
     "load",
     "parse",
 ]
@@ -371,6 +373,14 @@ def load(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     for text in overrides:
         override(table, text)
     return parse(kind, table, one_line(str(path), 100))
+
+
+def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with something in its folder where fields are not as they were."""
+    for field in {**before, **now}:
+        if before.get(field) != now.get(field):
+            old, new = shown(before.get(field)), shown(now.get(field))
+            raise ConfigError(f"Cannot go on with {what} because its '{field}' is {old}, got {new}; use a new folder")
 
 
 def parse(kind: type[C], table: Mapping[str, Any], where: str = "configuration") -> C:
