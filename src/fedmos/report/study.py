@@ -27,6 +27,8 @@ _METHOD = (
     "selection",
     "availability",
     "system",
+    "model",
+    "rounds",
     "local_steps",
     "local_epochs",
     "batch_size",
@@ -179,14 +181,14 @@ def _rows(sources: list[Source]) -> list[Row]:
                 infos=_merged([row.infos for _, row in parts]),
             )
         )
-    return _told_apart(rows, [parts[0][0].folder.name for parts in gathered.values()])
+    return _told_apart(rows, [parts[0][0].folder for parts in gathered.values()])
 
 
 def _merged(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
     return {seed: value for part in parts for seed, value in part.items()}
 
 
-def _told_apart(rows: list[Row], folders: list[str]) -> list[Row]:
+def _told_apart(rows: list[Row], folders: list[Path]) -> list[Row]:
     """With labels that differ: by selector where algorithms are the same, then in full, then by folder."""
 
     def info(row: Row, field: str) -> str:
@@ -196,7 +198,7 @@ def _told_apart(rows: list[Row], folders: list[str]) -> list[Row]:
         [row.label for row in rows],
         [f"{row.label} ({info(row, 'selection').split('(')[0]})" for row in rows],
         [f"{info(row, 'algorithm')}, {info(row, 'selection')}" for row in rows],
-        [f"{row.label} in {folder}" for row, folder in zip(rows, folders, strict=True)],
+        [f"{row.label} in {folder.name}" for row, folder in zip(rows, folders, strict=True)],
         [f"{number}: {row.label}" for number, row in enumerate(rows, 1)],
     )
     labels = next(way for way in ways if len(set(way)) == len(way))
