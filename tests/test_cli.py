@@ -221,6 +221,7 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "hopeless" in done.stdout
     assert "A [/b]" in done.stdout
+    assert "…" not in done.stdout
     out = tmp_path / "runs" / "small"
     names = {"comparison.toml", "table.json", "table.csv", "table.md", "table.tex", "report.html", "curves.svg"}
     assert names == {p.name for p in out.glob("*.*")}

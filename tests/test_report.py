@@ -295,10 +295,13 @@ def test_figures(comparison, tmp_path, ending):
 def test_labels_are_drawn_as_they_are(tmp_path):
     from fedmos.report.plot import plot
 
-    rows = [Row(label=label, lr=None, runs={0: test_table.history([0.1, 0.2])}) for label in ("a $x$ or $\\no$", "_b")]
+    rows = [
+        Row(label=label, lr=None, runs={0: test_table.history([0.1, 0.2])})
+        for label in ("a $x$ or $\\no$", "_b", "c" * 90)
+    ]
     plot(Table(metric="accuracy", target=None, baseline="_b", rows=rows), tmp_path / "f.svg", ["accuracy"], "rounds")
     drawn = (tmp_path / "f.svg").read_text()
-    assert all(f"<!-- {row.label} -->" in drawn for row in rows)
+    assert all(f"<!-- {label} -->" in drawn for label in ("a $x$ or $\\no$", "_b", "c" * 40, "c" * 10))
 
 
 def test_a_file_that_cannot_be_written(single, tmp_path):
@@ -415,6 +418,18 @@ def test_on_a_phone(written):
     assert found["faults"] == []
     assert found["overflow"] == 0
     assert 300 < found["width"] < 500
+
+
+@pytest.mark.browser
+@needs_browser
+def test_long_words_do_not_widen_the_page(tmp_path):
+    made = large(runs=1, rounds=3)._replace(title="T" * 300, note="N" * 300)
+    (tmp_path / "long.html").write_text(page.html(made), "utf-8")
+    found = browser.ask(
+        tmp_path / "long.html",
+        "answer.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;",
+    )
+    assert found["overflow"] == 0
 
 
 def test_many_long_runs_are_thinned():

@@ -163,6 +163,7 @@ def test_formats_escape():
     made = table(base=[history([0.6])], **{"a|b_50%": [history([0.6])]})
     assert r"a\|b\_50%" in as_markdown(made)
     assert r"a|b\_50\%" in as_latex(made)
+    assert "\n{[}a] {*} & " in as_latex(table(base=[history([0.6])], **{"[a] *": [history([0.6])]}))
     assert all(line.count(" & ") == len(made.columns()) - 1 for line in as_latex(made).splitlines() if "&" in line)
 
 

@@ -96,12 +96,21 @@ def test_tuned_methods_are_measured_against_the_tuned_baseline(done):
     assert table.cells()[2][-1] == "baseline"
 
 
+def test_another_baseline_is_that_of_tuned_methods_too(done):
+    made = study([done[0]], baseline="FedProx")
+    labels = ["FedProx", "FedProx", "FedProx, tuned", "FedProx, tuned"]
+    assert [made.table.reference(row) for row in made.rows] == labels
+    assert "Tuned methods are measured against FedProx, tuned." in page.html(made)
+    made = study([done[0]], baseline="FedProx, tuned")
+    assert {made.table.reference(row) for row in made.rows} == {"FedProx, tuned"}
+
+
 def test_the_report_shows_what_was_tried(done):
     out, table, _ = done
     made = study([out])
     assert made.table.cells() == table.cells()
     text = page.html(made)
-    for words in ("<h2>Tuning</h2>", 'data-all="tuned">tuned', "mu 1", "diverged", "chosen", "FedAvg tuned."):
+    for words in ("<h2>Tuning</h2>", 'data-all="tuned">tuned', "mu 1", "diverged", "chosen", "against FedAvg, tuned."):
         assert words in text
     assert "within 4 rounds on seed 9 (some with a grid of their own)" in caption(comparisons.settings(**CHANGES))
 

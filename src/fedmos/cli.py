@@ -123,7 +123,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
         caption_justify="left",
     )
     for i, column in enumerate(outcome.columns(brief=True)):
-        table.add_column(escape(column.heading), justify="left" if i == 0 else "right")
+        table.add_column(escape(column.heading), justify="left" if i == 0 else "right", overflow="fold")
     for cells in outcome.cells(brief=True):
         table.add_row(*map(escape, cells))
     console.print(table)

@@ -218,6 +218,8 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "×": r"$\times$",
     "<": r"$<$",
     ">": r"$>$",
+    "[": "{[}",  # which, like a star, would belong to the line break before it
+    "*": "{*}",
 }
 
 

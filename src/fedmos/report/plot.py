@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from ..storage.files import explained
@@ -38,6 +39,8 @@ _STYLE: Any = {
 _DASHES = ("-", "--", ":", "-.")
 _WIDTH, _HEIGHT = 3.4, 2.5
 """Inches: a column of two."""
+_LABEL = 40
+"""Characters of a line in the legend."""
 
 
 def plot(table: Table, out: Path, metrics: Sequence[str], x: str) -> None:
@@ -68,7 +71,7 @@ def _panel(panel: Any, table: Table, metric: str, x: str) -> None:
         if not along:
             continue
         colour, dash = COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
-        drawn += panel.plot(along, line.mean, dash, color=colour, label=row.label)
+        drawn += panel.plot(along, line.mean, dash, color=colour, label=fill(row.label, _LABEL))
         if max(line.seeds) > 1:
             panel.fill_between(along, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     if not drawn:

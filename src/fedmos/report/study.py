@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .. import config
 from ..compare import CONFIGURATION, caption, entries
-from ..config import CompareConfig, DataConfig, RunConfig
+from ..config import CompareConfig, DataConfig, RunConfig, tuned_label
 from ..history import METRICS
 from ..metrics import target_rule
 from ..outcomes import Row, Tried, Tuned
@@ -85,6 +85,9 @@ def study(folders: Sequence[Path], target: Target | None = None, baseline: str |
         raise ValueError(
             f"--baseline must be one of {', '.join(labels)}, got {shown(baseline)}{suggest(baseline, labels)}"
         )
+    if baseline is not None:
+        against = tuned_label(baseline) if tuned_label(baseline) in labels else None
+        rows = [row if row.against is None else replace(row, against=against) for row in rows]
     comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
     references = [one.reference for one in comparisons if one.reference in labels]
     table = Table(
