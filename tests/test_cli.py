@@ -251,6 +251,8 @@ def test_workers_of_a_comparison_that_was_killed_end(tmp_path):
     [
         ({"tune": None}, "methods.0.algorithm: FedAvg needs lr"),
         ({"seeds": [1, 1]}, "seeds: must be different in each place"),
+        ({"seeds": [-1, 2**64 - 1]}, "seeds: must be different in each place"),
+        ({"seeds": [-1], "tune": {"lr": [0.1], "seed": 2**64 - 1}}, "tune.seed: must not be one of seeds"),
         ({"tune": {"lr": [0.1], "seed": 0}}, "tune.seed: must not be one of seeds"),
         ({"target": {"acuracy": 0.9}}, "target: must name one of"),
         (
