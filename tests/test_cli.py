@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -213,14 +214,36 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     import comparisons
     from fedmos.storage import toml
 
-    kept = comparisons.settings(seeds=[0]).model_dump(mode="json", exclude_none=True)
+    kept = comparisons.settings(seeds=[0], title="A [/b]").model_dump(mode="json", exclude_none=True)
+    kept["methods"][0]["label"] = "FedAvg [/b]"
     (tmp_path / "small.toml").write_text(toml.dumps(kept))
     done = fedmos("compare", "small.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "hopeless" in done.stdout
+    assert "A [/b]" in done.stdout
+    assert "…" not in done.stdout
     out = tmp_path / "runs" / "small"
     names = {"comparison.toml", "table.json", "table.csv", "table.md", "table.tex", "report.html", "curves.svg"}
     assert names == {p.name for p in out.glob("*.*")}
+
+
+def test_workers_of_a_comparison_that_was_killed_end(tmp_path):
+    import comparisons
+    from fedmos.storage import toml
+
+    kept = comparisons.settings(seeds=[0], rounds=10**6, methods=comparisons.METHODS[:1])
+    (tmp_path / "long.toml").write_text(toml.dumps(kept.model_dump(mode="json", exclude_none=True)))
+    metrics = tmp_path / "out" / "runs" / "0-lr0.05-seed0" / "metrics.jsonl"
+    command = [sys.executable, "-m", "fedmos", "compare", "long.toml", "--out", "out"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    time.sleep(2)
+    size = metrics.stat().st_size
+    time.sleep(2)
+    assert metrics.stat().st_size == size > 0
 
 
 @pytest.mark.parametrize(
@@ -228,6 +251,8 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     [
         ({"tune": None}, "methods.0.algorithm: FedAvg needs lr"),
         ({"seeds": [1, 1]}, "seeds: must be different in each place"),
+        ({"seeds": [-1, 2**64 - 1]}, "seeds: must be different in each place"),
+        ({"seeds": [-1], "tune": {"lr": [0.1], "seed": 2**64 - 1}}, "tune.seed: must not be one of seeds"),
         ({"tune": {"lr": [0.1], "seed": 0}}, "tune.seed: must not be one of seeds"),
         ({"target": {"acuracy": 0.9}}, "target: must name one of"),
         (

@@ -13,9 +13,11 @@ import pytest
 import browser
 import comparisons
 import fedmos as fm
+import test_table
 from fedmos.history import History, Record
 from fedmos.outcomes import Row
 from fedmos.report import page
+from fedmos.report.answer import answer
 from fedmos.report.study import Source, Study, parse_target, study
 from fedmos.table import Table
 
@@ -192,6 +194,40 @@ def test_runs_that_differ_in_their_seed_are_one_method(single):
     assert [row.label for row in study([folders[0], other]).rows] == ["FedAvg (Uniform)", "FedAvg (MD)"]
 
 
+def test_runs_that_differ_in_more_than_their_seed_are_several_methods(single):
+    first = single("a0")
+    for name, *changes in (("m1", 'model={name="mlp",features=64}'), ("r1", "rounds=3")):
+        made = study([first, single(name, CONFIG, "seed=1", *changes)])
+        assert [(row.label, list(row.runs)) for row in made.rows] == [("FedAvg in a0", [0]), (f"FedAvg in {name}", [1])]
+
+
+def test_a_baseline_with_other_seeds_is_not_said_to_have_missed_the_target():
+    runs = {"base": {0: [0.1, 0.6]}, "other": {1: [0.6]}}
+    rows = [
+        Row(label=label, lr=None, runs={seed: test_table.history(values) for seed, values in by_seed.items()})
+        for label, by_seed in runs.items()
+    ]
+    words = answer(Table(metric="accuracy", target=0.5, baseline="base", rows=rows))
+    assert words.endswith("3.00 MB; base, the baseline, has no seed in common.")
+
+
+def test_tuned_methods_of_folders_of_one_name_keep_their_own_baselines(tmp_path):
+    folders = [tmp_path / parent / "demo" for parent in "ab"]
+    for folder in folders:
+        comparisons.run(
+            folder,
+            methods=comparisons.METHODS[:1],
+            seeds=[0],
+            rounds=2,
+            tune={"lr": [0.1], "seed": 9, "rows": "both"},
+        )
+    made = study(folders)
+    assert [(row.label, row.against) for row in made.rows if row.against] == [
+        ("2: FedAvg, tuned", "2: FedAvg, tuned"),
+        ("4: FedAvg, tuned", "4: FedAvg, tuned"),
+    ]
+
+
 def test_what_is_refused(single, comparison, tmp_path, quick):
     first = single("a0")
     cases = [
@@ -254,6 +290,25 @@ def test_figures(comparison, tmp_path, ending):
     assert (tmp_path / f"f.{ending}").read_bytes().startswith(begin)
     with pytest.raises(ValueError, match="--out must end in one of"):
         plot(table, tmp_path / "f.gif", ["accuracy"], "rounds")
+
+
+def test_labels_are_drawn_as_they_are(tmp_path):
+    from fedmos.report.plot import plot
+
+    rows = [
+        Row(label=label, lr=None, runs={0: test_table.history([0.1, 0.2])})
+        for label in ("a $x$ or $\\no$", "_b", "c" * 90)
+    ]
+    plot(Table(metric="accuracy", target=None, baseline="_b", rows=rows), tmp_path / "f.svg", ["accuracy"], "rounds")
+    drawn = (tmp_path / "f.svg").read_text()
+    assert all(f"<!-- {label} -->" in drawn for label in ("a $x$ or $\\no$", "_b", "c" * 40, "c" * 10))
+
+
+def test_a_file_that_cannot_be_written(single, tmp_path):
+    for command, name in (("report", "none/r.html"), ("plot", "none/f.svg")):
+        done = fedmos(command, str(single("a0")), "--out", name, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"Cannot write {name} because of an error: No such file or directory" in done.stderr
 
 
 def test_plot_on_the_command_line(single, tmp_path):
@@ -363,6 +418,18 @@ def test_on_a_phone(written):
     assert found["faults"] == []
     assert found["overflow"] == 0
     assert 300 < found["width"] < 500
+
+
+@pytest.mark.browser
+@needs_browser
+def test_long_words_do_not_widen_the_page(tmp_path):
+    made = large(runs=1, rounds=3)._replace(title="T" * 300, note="N" * 300)
+    (tmp_path / "long.html").write_text(page.html(made), "utf-8")
+    found = browser.ask(
+        tmp_path / "long.html",
+        "answer.overflow = document.documentElement.scrollWidth - document.documentElement.clientWidth;",
+    )
+    assert found["overflow"] == 0
 
 
 def test_many_long_runs_are_thinned():

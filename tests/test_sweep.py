@@ -1,6 +1,7 @@
 """Searching over a run's fields."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,26 @@ def test_a_trial_that_was_cut_off_is_played_again(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("change", "field"),
+    [({"sweep": RUN["sweep"] | {"metric": "accuracy"}}, "sweep.metric"), ({"rounds": 2}, "rounds")],
+)
+def test_other_trials_do_not_go_into_the_same_folder(tmp_path, change, field):
+    sweep(settings(trials=1), tmp_path)
+    before = (tmp_path / "sweep.toml").read_bytes()
+    with pytest.raises(ValueError, match=f"Cannot go on with the search in .* because its '{field}' is"):
+        sweep(config.parse(config.SweepConfig, RUN | change), tmp_path)
+    assert (tmp_path / "sweep.toml").read_bytes() == before
+
+
+def test_the_search_is_in_its_folder_whatever_that_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for count in (1, 2):
+        sweep(settings(trials=count), Path("50%25 of {#1}?"))
+    assert {path.name for path in tmp_path.iterdir()} == {"50%25 of {#1}?"}
+    assert len(trials(tmp_path / "50%25 of {#1}?")) == 2
+
+
+@pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"space": {}}, "sweep.space: must name 1 to 100 fields, got 0"),
@@ -94,6 +115,8 @@ def test_a_trial_that_was_cut_off_is_played_again(tmp_path):
         ({"space": {"algorithm.lr": [[1]]}}, "must be a list of numbers, texts or truth values"),
         ({"space": {"algorithm.rl": [0.1]}}, "algorithm.rl: FedAvg has no such field"),
         ({"space": {"algorithm.lr": [0.1, -1.0]}}, "algorithm.lr: must be > 0, got -1"),
+        ({"space": {"selection.name": ["Uniform", "Unform", "MD"]}}, "selection.name: must be one of"),
+        ({"space": {"rounds.x": [1, 2]}}, "sweep.space: 'rounds.x' is no field because 'rounds' is not a table"),
         ({"metric": "acc"}, "sweep.metric: must be one of"),
     ],
 )

@@ -13,8 +13,9 @@ import pytest
 import comparisons
 import fedmos as fm
 from fedmos import config
+from fedmos.compare import compare
 from fedmos.history import History, Record
-from fedmos.outcomes import Row, ratio
+from fedmos.outcomes import Row, final_mean, ratio
 from fedmos.table import Table, as_latex, as_markdown
 from fedmos.watching import Board, Lines, last_record
 
@@ -144,6 +145,15 @@ def test_some_seeds_reach_it():
     assert missing.cells()[1][-1] == "baseline not reached"
 
 
+def test_values_that_are_not_finite():
+    made = table(base=[history([0.6]), history([0.6])], off=[history([0.6, math.nan]), history([0.6, math.inf])])
+    assert "nan ± nan" in made.cells()[1]
+    off = made.to_dict()["methods"][1]
+    assert (off["per_seed"]["final"], off["mean"]["final"], off["std"]["final"]) == ([None, None], None, None)
+    with pytest.raises(ValueError, match="Cannot take the final accuracy of off for a target because it is nan"):
+        final_mean(made.rows[1], "accuracy")
+
+
 def test_no_clock_no_time():
     made = table(base=[history([0.6], clock=False)], other=[history([0.6], clock=False)])
     assert not any("second" in c.heading or "time" in c.heading for c in made.columns())
@@ -153,6 +163,7 @@ def test_formats_escape():
     made = table(base=[history([0.6])], **{"a|b_50%": [history([0.6])]})
     assert r"a\|b\_50%" in as_markdown(made)
     assert r"a|b\_50\%" in as_latex(made)
+    assert "\n{[}a] {*} & " in as_latex(table(base=[history([0.6])], **{"[a] *": [history([0.6])]}))
     assert all(line.count(" & ") == len(made.columns()) - 1 for line in as_latex(made).splitlines() if "&" in line)
 
 
@@ -194,13 +205,44 @@ def test_targets_and_baselines_that_are_refused(change, sentence):
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"eval_every": 2}, "eval_every"),
+        ({"rounds": 7}, "rounds"),
+        ({"data": comparisons.SETTINGS["data"] | {"clients": 21}}, "data"),
+        ({"methods": comparisons.METHODS[1:]}, "methods.0.algorithm"),
+    ],
+)
+def test_a_folder_with_other_runs_is_left_as_it_is(done, change, field):
+    out, _ = done
+    before = {path: path.read_bytes() for path in out.glob("*.*")}
+    with pytest.raises(ValueError, match=f"Cannot go on with the comparison in .* because its '{field}' is"):
+        comparisons.run(out, **change)
+    assert {path: path.read_bytes() for path in out.glob("*.*")} == before
+
+
+def test_more_rounds_seeds_and_methods_are_played_in_the_same_folder(tmp_path):
+    first = {"methods": comparisons.METHODS[:1], "seeds": [0], "rounds": 2}
+    comparisons.run(tmp_path, **first)
+    made = comparisons.run(tmp_path, methods=comparisons.METHODS[:2], seeds=[0, 1], rounds=3, title="another")
+    assert [[len(run) for run in row.runs.values()] for row in made.rows] == [[3, 3], [3, 3]]
+
+
+def test_what_is_told_of_a_method_that_diverged_at_once(tmp_path):
+    said = []
+    methods = [comparisons.METHODS[0] | {"algorithm": {"name": "FedAvg", "lr": 1e38}}]
+    compare(comparisons.settings(methods=methods, seeds=[0]), tmp_path, Lines(said.append), workers=1)
+    assert said == ["FedAvg: rounds to train_loss 2.1: not reached; final train_loss not measured"]
+
+
 def test_watching(tmp_path):
     said = []
     watch = Lines(said.append)
     watch.tuned("a", "0.1")
     watch.trained("a", "well")
     assert said == ["a: step size 0.1", "a: well"]
-    board = Board("title", ["a", "b"], 9, "accuracy")
+    board = Board("title [/b]", ["a", "b"], 9, "accuracy")
     (tmp_path / "metrics.jsonl").write_text('{"round": 3, "accuracy": 0.25}\n{"round": 4, "accur')
     assert last_record(tmp_path)["round"] == 3
     assert last_record(tmp_path / "none") is None
@@ -212,5 +254,5 @@ def test_watching(tmp_path):
     board.trained("a", "well")
     console.print(board.table())
     text = console.export_text()
-    for words in ("3 of 9", "0.250", "trains", "waits", "well", "done"):
+    for words in ("title [/b]", "3 of 9", "0.250", "trains", "waits", "well", "done"):
         assert words in text

@@ -96,12 +96,21 @@ def test_tuned_methods_are_measured_against_the_tuned_baseline(done):
     assert table.cells()[2][-1] == "baseline"
 
 
+def test_another_baseline_is_that_of_tuned_methods_too(done):
+    made = study([done[0]], baseline="FedProx")
+    labels = ["FedProx", "FedProx", "FedProx, tuned", "FedProx, tuned"]
+    assert [made.table.reference(row) for row in made.rows] == labels
+    assert "Tuned methods are measured against FedProx, tuned." in page.html(made)
+    made = study([done[0]], baseline="FedProx, tuned")
+    assert {made.table.reference(row) for row in made.rows} == {"FedProx, tuned"}
+
+
 def test_the_report_shows_what_was_tried(done):
     out, table, _ = done
     made = study([out])
     assert made.table.cells() == table.cells()
     text = page.html(made)
-    for words in ("<h2>Tuning</h2>", 'data-all="tuned">tuned', "mu 1", "diverged", "chosen", "FedAvg tuned."):
+    for words in ("<h2>Tuning</h2>", 'data-all="tuned">tuned', "mu 1", "diverged", "chosen", "against FedAvg, tuned."):
         assert words in text
     assert "within 4 rounds on seed 9 (some with a grid of their own)" in caption(comparisons.settings(**CHANGES))
 
@@ -138,6 +147,25 @@ def test_what_is_best(by, runs, lr):
     assert chosen.values == {"lr": lr}
     assert chosen.edges == {0.1: {"lr": "smallest"}, 0.2: {}, 0.3: {"lr": "largest"}}[lr]
     assert [one.final is None for one in chosen.tried] == [run is None for run in runs]
+
+
+def test_a_run_that_reached_the_target_and_diverged_has_no_final_value():
+    settings = comparisons.settings(
+        methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2], "seed": 9, "by": "final"}
+    )
+    results = [result([0.1, 0.6]), result([0.7, 0.9], interrupted=True)]
+    chosen = choose(settings, settings.tune, settings.methods[0], results)
+    assert chosen.values == {"lr": 0.1}
+    assert chosen.tried[1] == ({"lr": 0.2}, 1, None)
+
+
+@pytest.mark.parametrize("runs", [[[0.1], [math.nan]], [[math.nan], [0.1]]])
+def test_nan_is_the_worst(runs):
+    settings = comparisons.settings(
+        methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2], "seed": 9, "by": "final"}
+    )
+    chosen = choose(settings, settings.tune, settings.methods[0], [result(run) for run in runs])
+    assert chosen.values == {"lr": [0.1, 0.2][runs.index([0.1])]}
 
 
 def method(**changes):

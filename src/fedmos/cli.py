@@ -118,12 +118,12 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
         outcome = compare.compare(settings, out, onlooker)
     seconds = perf_counter() - began
     table = Table(
-        title=settings.title,
+        title=escape(settings.title),
         caption=f"{compare.caption(settings)} Brackets: 95 % bootstrap intervals.",
         caption_justify="left",
     )
     for i, column in enumerate(outcome.columns(brief=True)):
-        table.add_column(column.heading, justify="left" if i == 0 else "right")
+        table.add_column(escape(column.heading), justify="left" if i == 0 else "right", overflow="fold")
     for cells in outcome.cells(brief=True):
         table.add_row(*map(escape, cells))
     console.print(table)
@@ -131,7 +131,9 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
         replace_file(out / "curves.svg", curves.encode())
     replace_file(out / "report.html", html(study([out])).encode())
     console.print(
-        f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}", highlight=False
+        f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}",
+        highlight=False,
+        markup=False,
     )
 
 
@@ -216,7 +218,7 @@ def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
     leave()
     if ranks.first:
         _summary(result, settings.target or {})
-        console.print(f"Saved in {folder}", highlight=False)
+        console.print(f"Saved in {folder}", highlight=False, markup=False)
     if result.interrupted:
         raise typer.Exit(143 if requests else 130)
 
@@ -267,9 +269,8 @@ def _summary(result: Result, target: dict[str, float]) -> None:
     from .history import METRICS
     from .outcomes import last_value
 
-    table = Table(
-        title=f"{result.info['algorithm']}, {result.info['selection']}", show_header=False, title_justify="left"
-    )
+    title = escape(f"{result.info['algorithm']}, {result.info['selection']}")
+    table = Table(title=title, show_header=False, title_justify="left")
     table.add_row("rounds", str(len(result.history)) + (" (interrupted)" if result.interrupted else ""))
     for metric in METRICS:
         if (value := last_value(result.history, metric)) is not None:

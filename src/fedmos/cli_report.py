@@ -33,10 +33,11 @@ def report(
     """
     from .report.page import html
     from .report.study import parse_target, study
-    from .storage.files import replace_file
+    from .storage.files import explained, replace_file
 
     page = html(study(runs, parse_target(target), baseline))
-    replace_file(out, page.encode())
+    with explained(f"write {out}", "use another name"):
+        replace_file(out, page.encode())
     console.print(f"Report: {out}", highlight=False, markup=False)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from .config import CompareConfig, Method, Tuning
+from .config import CompareConfig, Method, Training, Tuning, check_same, load
 from .config_fields import FinalOf
 from .many import run_many
 from .outcomes import Row, Tuned, final_mean, spread
@@ -82,12 +83,14 @@ def compare(config: CompareConfig, out: Path, onlooker: Onlooker | None = None, 
     """
     config.check()
     onlooker = onlooker or Onlooker()
+    if (out / CONFIGURATION).exists():
+        _check_same(load(CompareConfig, out / CONFIGURATION), config, out)
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
     (out / "table.json").unlink(missing_ok=True)  # which says that the comparison is complete
     workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_settle) as pool:
         try:
             rows = _Comparison(config, out, onlooker, pool, workers).rows()
         except BaseException:
@@ -96,6 +99,26 @@ def compare(config: CompareConfig, out: Path, onlooker: Onlooker | None = None, 
     table = tabulate(config, rows)
     write(table, out)
     return table
+
+
+def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None:
+    """Refuse, before anything is written, to go on with runs of other settings.
+
+    Other step sizes, seeds and values of grids, and methods after the last, have folders of their own.
+    """
+    shared = set(Training.model_fields) - {"rounds", "device", "diagnostics"}
+    old, new = before.kept(include=shared), config.kept(include=shared)
+    for i, methods in enumerate(zip(before.methods, config.methods, strict=False)):
+        for fields, method in zip((old, new), methods, strict=True):
+            fields[f"methods.{i}.algorithm"] = method.algorithm.but(lr=None).model_dump()
+            fields[f"methods.{i}.selection"] = method.selection.model_dump()
+    lengths = {"rounds": (before.rounds, config.rounds)}
+    if before.tune is not None and config.tune is not None:
+        lengths["tune.rounds"] = (before.tune.rounds or before.rounds, config.tune.rounds or config.rounds)
+    for field, (was, now) in lengths.items():
+        if now < was or before.light:
+            old[field], new[field] = was, now
+    check_same(f"the comparison in {out}", old, new)
 
 
 def tabulate(config: CompareConfig, rows: list[Row]) -> Table:
@@ -184,12 +207,26 @@ def side_by_side(methods: Sequence[Method]) -> list[list[int]]:
 
 def _in_short(config: CompareConfig, row: Row) -> str:
     """What is known of a method before all others have ended."""
-    final = f"final {config.metric} {spread(list(row.final(config.metric).values()), 3)}"
+    known = [v for v in row.final(config.metric).values() if v is not None]
+    final = f"final {config.metric} {spread(known, 3) if known else 'not measured'}"
     if isinstance(config.level, FinalOf):
         return final
     costs = row.costs(config.metric, config.level).values()
     rounds = spread([None if c is None else c.rounds for c in costs])
     return f"rounds to {config.metric} {config.level:g}: {rounds}; {final}"
+
+
+def _settle() -> None:
+    """Make a process a worker: of one thread, and gone when the comparison's process is, even if that was killed."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_follow, daemon=True).start()
+
+
+def _follow() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # runs go on from their checkpoints
 
 
 def _work(text: str, jobs: list[Job], out: str) -> None:

@@ -53,6 +53,7 @@ from .history import METRICS
 from .losses import Loss
 from .metrics import measurable
 from .params import FlatModel
+from .rng import signed
 from .settings import check_precision, check_target, find_device
 from .shown import one_line, shown
 from .validate import suggest, whole_number
@@ -65,7 +66,9 @@ __all__ = [
     "Method",
     "RunConfig",
     "SweepConfig",
+    "Training",
     "build",
+    "check_same",
     "load",
     "parse",
 ]
@@ -262,7 +265,7 @@ class CompareConfig(Training):
             grids["tune"] = {"lr": self.tune.lr}
         elif grids:
             raise whole(f"{next(iter(grids))}: must be left out where there is no tune")
-        listed: dict[str, Sequence[Any]] = {"seeds": self.seeds, "methods.label": labels}
+        listed: dict[str, Sequence[Any]] = {"seeds": [signed(seed) for seed in self.seeds], "methods.label": labels}
         listed |= {f"{where}.{field}": values for where, grid in grids.items() for field, values in grid.items()}
         for name, values in listed.items():
             if len(set(values)) != len(values):
@@ -278,7 +281,7 @@ class CompareConfig(Training):
         return self
 
     def _check_tuning(self, tune: Tuning) -> None:
-        if tune.seed in self.seeds:
+        if signed(tune.seed) in map(signed, self.seeds):
             raise whole("tune.seed: must not be one of seeds, or the table would be of the seed it was tuned on")
         if tune.rounds is not None and tune.rounds > self.rounds:
             raise whole(f"tune.rounds: must be ≤ rounds ({self.rounds}), got {tune.rounds}")
@@ -371,6 +374,14 @@ def load(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     for text in overrides:
         override(table, text)
     return parse(kind, table, one_line(str(path), 100))
+
+
+def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse to go on with something in its folder where fields are not as they were."""
+    for field in {**before, **now}:
+        if before.get(field) != now.get(field):
+            old, new = shown(before.get(field)), shown(now.get(field))
+            raise ConfigError(f"Cannot go on with {what} because its '{field}' is {old}, got {new}; use a new folder")
 
 
 def parse(kind: type[C], table: Mapping[str, Any], where: str = "configuration") -> C:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,10 @@ def final_mean(row: Row, metric: str) -> float:
     known = [v for v in row.final(metric).values() if v is not None]
     if not known:
         raise ValueError(f"Cannot take the final {metric} of {row.label} for a target because it was never measured")
-    return statistics.mean(known)
+    mean = statistics.mean(known)
+    if not math.isfinite(mean):
+        raise ValueError(f"Cannot take the final {metric} of {row.label} for a target because it is {mean}")
+    return mean
 
 
 class Ratio(NamedTuple):
@@ -148,6 +152,11 @@ def ratio(baseline: Mapping[int, float | None], own: Mapping[int, float | None])
     return Ratio(value, float(low), float(high), len(table))
 
 
+def deviation(values: Sequence[float]) -> float:
+    """The sample standard deviation; nan where not all are finite."""
+    return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+
+
 def spread(values: Sequence[float | None], digits: int = 0) -> str:
     """mean ± standard deviation; "not reached" where all are missing, and how many were reached where some are."""
     known = [v for v in values if v is not None]
@@ -155,5 +164,5 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
         return "not reached"
     text = f"{statistics.mean(known):.{digits}f}"
     if len(known) > 1:
-        text += f" ± {statistics.stdev(known):.{digits}f}"
+        text += f" ± {deviation(known):.{digits}f}"
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)} reached it)"

@@ -7,20 +7,26 @@ from __future__ import annotations
 
 import csv
 import math
+import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .config import RunConfig, SweepConfig, parse
+from .config import ConfigError, RunConfig, SweepConfig, check_same, load, parse
 from .config_fields import Range
 from .engine.rounds import DivergenceError
 from .history import Record
 from .metrics import is_loss
 from .outcomes import last_value
+from .shown import shown
 from .storage import RunFolder, toml
 from .storage.files import replace_file
 
 Say = Callable[[str], None]
+
+CONFIGURATION = "sweep.toml"
+"""The name, in a search's folder, of the configuration that it ran with."""
 
 
 def sweep(config: SweepConfig, out: Path, say: Say = lambda line: None) -> dict[str, Any]:
@@ -28,12 +34,16 @@ def sweep(config: SweepConfig, out: Path, say: Say = lambda line: None) -> dict[
     optuna = _optuna()
     for values in _corners(config):
         _with(config, values).check()
+    if (out / CONFIGURATION).exists():
+        check_same(f"the search in {out}", _fixed(load(SweepConfig, out / CONFIGURATION)), _fixed(config))
     out.mkdir(parents=True, exist_ok=True)
-    replace_file(out / "sweep.toml", toml.dumps(config.kept()).encode())
+    replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
     settings = config.sweep
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    database = (out / "sweep.db").absolute()
     study = optuna.create_study(
-        storage=f"sqlite:///{(out / 'sweep.db').absolute()}",
+        # Not by an address, of which "?" and "%" in the folder's name would be a part.
+        storage=optuna.storages.RDBStorage("sqlite://", {"creator": partial(sqlite3.connect, database)}),
         study_name="sweep",
         direction="minimize" if is_loss(settings.metric) else "maximize",
         load_if_exists=True,
@@ -75,10 +85,16 @@ def _words(values: dict[str, Any]) -> str:
     )
 
 
+def _fixed(config: SweepConfig) -> dict[str, Any]:
+    """What all trials of a search have in common, or they could not be compared."""
+    return config.kept(exclude={"out", "sweep", "device"}) | {"sweep.metric": config.sweep.metric}
+
+
 def _corners(config: SweepConfig) -> list[dict[str, Any]]:
-    """Values at both ends of every range, so that a mistake is found before the first trial."""
-    ends = {f: (s.low, s.high) if isinstance(s, Range) else (s[0], s[-1]) for f, s in config.sweep.space.items()}
-    return [{field: pair[end] for field, pair in ends.items()} for end in (0, 1)]
+    """Both ends of every range and every choice, so that a mistake is found before the first trial."""
+    ends = {f: [s.low, s.high] if isinstance(s, Range) else s for f, s in config.sweep.space.items()}
+    most = max(map(len, ends.values()))
+    return [{field: values[min(i, len(values) - 1)] for field, values in ends.items()} for i in range(most)]
 
 
 def _suggested(trial: Any, field: str, space: Any) -> Any:
@@ -100,6 +116,8 @@ def _with(config: SweepConfig, values: dict[str, Any]) -> RunConfig:
         inner = table
         for part in path:
             inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise ConfigError(f"sweep.space: {shown(field)} is no field because {shown(part)} is not a table")
         inner[last] = value
     return parse(RunConfig, table, f"sweep ({_words(values)})")
 

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .outcomes import Cost, Ratio, Row, Tuned, ratio, spread
+from .outcomes import Cost, Ratio, Row, Tuned, deviation, ratio, spread
 from .storage.files import replace_file
 
 _QUANTITIES = {"rounds": "rounds", "megabytes": "MB", "seconds": "simulated time"}
@@ -148,7 +148,7 @@ class Table:
             "ended_early": sorted(row.ended_early),
             "per_seed": {name: [_finite(v) for v in values.values()] for name, values in per_seed.items()},
             "mean": {name: _finite(statistics.mean(v)) if v else None for name, v in known.items()},
-            "std": {name: _finite(statistics.stdev(v)) if len(v) > 1 else None for name, v in known.items()},
+            "std": {name: _finite(deviation(v)) if len(v) > 1 else None for name, v in known.items()},
             "speed_up": {
                 name: None if (found := self.speed_up(row, name)) is None else found._asdict() for name in self._counted
             },
@@ -218,6 +218,8 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "×": r"$\times$",
     "<": r"$<$",
     ">": r"$>$",
+    "[": "{[}",  # which, like a star, would belong to the line break before it
+    "*": "{*}",
 }
 
 

@@ -25,13 +25,12 @@ def choose(config: CompareConfig, tune: Tuning, method: Method, results: Sequenc
 def _tried(config: CompareConfig, point: dict[str, float], result: Result) -> Tried:
     level = config.level
     rounds = None if isinstance(level, FinalOf) else result.rounds_to(config.metric, level)
-    diverged = result.interrupted and rounds is None
-    return Tried(point, rounds, None if diverged else last_value(result.history, config.metric))
+    return Tried(point, rounds, None if result.interrupted else last_value(result.history, config.metric))
 
 
 def badness(tune: Tuning, metric: str, rounds: int | None, final: float | None) -> tuple[float, float]:
     """What to minimise: rounds to the target if it was reached and counts, then how bad the last value is."""
-    worst = math.inf if final is None else final if is_loss(metric) else -final
+    worst = math.inf if final is None or math.isnan(final) else final if is_loss(metric) else -final
     if tune.by == "final":
         return 0.0, worst
     return (math.inf, worst) if rounds is None else (rounds, 0.0)

@@ -71,7 +71,7 @@ class Board(Onlooker):
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(title=self._title, title_justify="left")
+        table = Table(title=escape(self._title), title_justify="left")
         for heading in ("method", "step size", "", "rounds", self._metric):
             table.add_column(heading)
         for label, doing in self._doing.items():

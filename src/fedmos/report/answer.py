@@ -35,7 +35,8 @@ def _compared(table: Table, best: Row) -> str:
         return "; it is the baseline."
     found = table.speed_up(best, "megabytes")
     if found is None:
-        return f"; {baseline}, the baseline, did not reach it."
+        reached = any(v is not None for v in table.costs(baseline, "megabytes").values())
+        return f"; {baseline}, the baseline, {'has no seed in common' if reached else 'did not reach it'}."
     words = f", {found.value:.2f} times less than {baseline}"
     if found.low is None or found.high is None:
         return f"{words}. One seed says nothing of chance."

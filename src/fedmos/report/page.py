@@ -168,8 +168,8 @@ def _outcome(study: Study) -> str:
             f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
             " the target; in brackets, a 95 % bootstrap interval over seeds."
         )
-        if any(row.against is not None for row in study.rows):
-            words += f" Tuned methods are measured against {table.baseline} tuned."
+        if against := dict.fromkeys(row.against for row in study.rows if row.against is not None):
+            words += f" Tuned methods are measured against {' and '.join(against)}."
     shown = _table("What each method needs", [column.heading for column in table.columns()], table.cells())
     return shown.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+from ..storage.files import explained
 from ..table import Table
 from .curves import curve
 from .page import COLOURS
@@ -32,10 +34,13 @@ _STYLE: Any = {
     "lines.linewidth": 1.1,
     "pdf.fonttype": 42,  # text that stays text, which publishers ask for
     "svg.hashsalt": "fedmos",
+    "text.parse_math": False,  # a dollar in a label is a dollar
 }
 _DASHES = ("-", "--", ":", "-.")
 _WIDTH, _HEIGHT = 3.4, 2.5
 """Inches: a column of two."""
+_LABEL = 40
+"""Characters of a line in the legend."""
 
 
 def plot(table: Table, out: Path, metrics: Sequence[str], x: str) -> None:
@@ -54,19 +59,19 @@ def plot(table: Table, out: Path, metrics: Sequence[str], x: str) -> None:
         FigureCanvasAgg(figure)
         for panel, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
             _panel(panel, table, metric, x)
-        figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
+        with explained(f"write {out}", "use another name"):
+            figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
 
 
 def _panel(panel: Any, table: Table, metric: str, x: str) -> None:
-    drawn = 0
+    drawn: list[Any] = []
     for i, row in enumerate(table.rows):
         line = curve(row, metric)
         along = getattr(line, x)
         if not along:
             continue
-        drawn += 1
         colour, dash = COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
-        panel.plot(along, line.mean, dash, color=colour, label=row.label)
+        drawn += panel.plot(along, line.mean, dash, color=colour, label=fill(row.label, _LABEL))
         if max(line.seeds) > 1:
             panel.fill_between(along, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     if not drawn:
@@ -76,4 +81,4 @@ def _panel(panel: Any, table: Table, metric: str, x: str) -> None:
     panel.set_xlabel(AXES[x])
     panel.set_ylabel(WORDS[metric])
     panel.margins(x=0)
-    panel.legend(frameon=False)
+    panel.legend(handles=drawn, frameon=False)  # by itself, it leaves out labels that begin with _

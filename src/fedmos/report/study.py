@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .. import config
 from ..compare import CONFIGURATION, caption, entries
-from ..config import CompareConfig, DataConfig, RunConfig
+from ..config import CompareConfig, DataConfig, RunConfig, tuned_label
 from ..history import METRICS
 from ..metrics import target_rule
 from ..outcomes import Row, Tried, Tuned
@@ -27,6 +27,8 @@ _METHOD = (
     "selection",
     "availability",
     "system",
+    "model",
+    "rounds",
     "local_steps",
     "local_epochs",
     "batch_size",
@@ -83,6 +85,9 @@ def study(folders: Sequence[Path], target: Target | None = None, baseline: str |
         raise ValueError(
             f"--baseline must be one of {', '.join(labels)}, got {shown(baseline)}{suggest(baseline, labels)}"
         )
+    if baseline is not None:
+        against = tuned_label(baseline) if tuned_label(baseline) in labels else None
+        rows = [row if row.against is None else replace(row, against=against) for row in rows]
     comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
     references = [one.reference for one in comparisons if one.reference in labels]
     table = Table(
@@ -179,14 +184,14 @@ def _rows(sources: list[Source]) -> list[Row]:
                 infos=_merged([row.infos for _, row in parts]),
             )
         )
-    return _told_apart(rows, [parts[0][0].folder.name for parts in gathered.values()])
+    return _told_apart(rows, [parts[0][0].folder for parts in gathered.values()])
 
 
 def _merged(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
     return {seed: value for part in parts for seed, value in part.items()}
 
 
-def _told_apart(rows: list[Row], folders: list[str]) -> list[Row]:
+def _told_apart(rows: list[Row], folders: list[Path]) -> list[Row]:
     """With labels that differ: by selector where algorithms are the same, then in full, then by folder."""
 
     def info(row: Row, field: str) -> str:
@@ -196,7 +201,7 @@ def _told_apart(rows: list[Row], folders: list[str]) -> list[Row]:
         [row.label for row in rows],
         [f"{row.label} ({info(row, 'selection').split('(')[0]})" for row in rows],
         [f"{info(row, 'algorithm')}, {info(row, 'selection')}" for row in rows],
-        [f"{row.label} in {folder}" for row, folder in zip(rows, folders, strict=True)],
+        [f"{row.label} in {folder.name}" for row, folder in zip(rows, folders, strict=True)],
         [f"{number}: {row.label}" for number, row in enumerate(rows, 1)],
     )
     labels = next(way for way in ways if len(set(way)) == len(way))
