@@ -25,6 +25,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from safetensors.torch import load_file
 
 from fedmos.config import RunConfig, load
+from fedmos.config_parts import DeployConfig
 from fedmos.flower import Deploy, client_app, mail, server_app, wire
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.server import serve
@@ -682,3 +683,7 @@ def test_mistakes_are_named(deployed, tmp_path):
     fm.run(**arguments(rounds=1), out=tmp_path / "simulated")
     with pytest.raises(ValueError, match="because it is no deployment's; use a new folder"):
         serve(deployed().network, Deployment.of(arguments()), tmp_path / "simulated")
+
+
+def test_a_deployment_s_defaults_are_the_same_in_a_configuration():
+    assert DeployConfig().make() == Deploy()
