@@ -1,6 +1,7 @@
 """Studies of papers: their configurations, their training, and that pages say what records hold."""
 
 import json
+import math
 import re
 import statistics
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fedmos.data.federated import Normalize
 from fedmos.reproduction import command, pages, quadratic, study
 from fedmos.reproduction.record import Job, Records, fingerprint, merge
 from fedmos.reproduction.sheet import NOT_RUN, Sheet
-from fedmos.reproduction.train import Deadline, Wanted, train
+from fedmos.reproduction.train import Deadline, Trainer, Wanted, train
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 PARTS = [part for name in study.names() for part in study.load(name).parts]
@@ -443,3 +444,13 @@ def check(part, cells, runs) -> int:
         assert numbers == pytest.approx(expected, abs=0.5001 * 10.0**-column.digits)
         checked += 1
     return checked
+
+
+def test_a_step_size_that_diverged_is_no_choice_even_if_it_reached_the_target(tmp_path):
+    part = study.by_key("fedmos-table1/mnist-tuned")
+    config = Wanted().configuration(part)
+    config = config.model_copy(update={"tune": config.tune.model_copy(update={"by": "final"})})
+    trainer = Trainer(part, config, tmp_path, Records(tmp_path, part.study), Deadline(), print)
+    run = {"first": {study.aim(config.metric, config.level): [40, 1.0]}, "last": {config.metric: 0.97}}
+    assert trainer._cost(run | {"ended": "diverged"}) == (0.0, math.inf)
+    assert trainer._cost(run | {"ended": "complete"}) == (0.0, -0.97)

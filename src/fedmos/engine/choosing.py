@@ -128,20 +128,24 @@ class Chooser:
         view = self._view(t, x, choice, silent)
         if choice.available == 0:
             return choice
-        shared = [v for v in (view.p, view.n, view.last, view.picks, view.durations) if v is not None]
-        before = [v._version for v in (*shared, *view.reported.values())]
+        choice.cohort = self._in_order(self._selected(view), view)
+        return choice
+
+    def _selected(self, view: View) -> Any:
+        """What the selector answers. Of what it is shown, it may change its state alone."""
+        owner = f"{type(self.selector).__name__}:"
+        seen = [view.p, view.n, view.last, view.picks, view.durations, *view.reported.values()]
+        before = [v._version for v in seen if v is not None]
         chosen = self.selector.select(view)
-        owner = type(self.selector).__name__
-        if before != [v._version for v in (*shared, *view.reported.values())]:
-            raise ValueError(f"{owner}: 'select' must leave what the view shows as it is; use a clone of it")
+        if before != [v._version for v in seen if v is not None]:
+            raise ValueError(f"{owner} 'select' must leave what the view shows as it is; use a clone of it")
         unknown = set(view.state) - set(self.selector.state)
         if unknown:
-            raise ValueError(f"{owner}: 'state' must name {', '.join(sorted(unknown))}")
+            raise ValueError(f"{owner} 'state' must name {', '.join(sorted(unknown))}")
         for name, v in view.state.items():
             if not isinstance(v, Tensor):
-                raise ValueError(f"{owner}: 'state' must hold tensors, got {shown(v)} for {name!r}")
-        choice.cohort = self._in_order(chosen, view)
-        return choice
+                raise ValueError(f"{owner} 'state' must hold tensors, got {shown(v)} for {name!r}")
+        return chosen
 
     def _in_order(self, chosen: Any, view: View) -> Cohort:
         """Each client once, by number. In NumPy, which is quicker with few."""

@@ -113,12 +113,12 @@ class Trainer:
         return [self._records.tuned(part)[method.label] for method in methods]
 
     def _cost(self, run: Run | None) -> tuple[float, float]:
-        """What to minimise."""
+        """How bad a trial of a step size was; one that diverged has no last value, whatever it reached before."""
         metric, level = self._config.metric, self._config.level
         if run is None or self._config.tune is None:
             return math.inf, math.inf
         first = None if isinstance(level, FinalOf) else run["first"].get(aim(metric, level))
-        final = None if run["ended"] == "diverged" and first is None else run["last"].get(metric)
+        final = None if run["ended"] == "diverged" else run["last"].get(metric)
         return badness(self._config.tune, metric, None if first is None else first[0], final)
 
     def _play(self, jobs: Sequence[Job], rounds: int) -> bool:
