@@ -237,8 +237,8 @@ class Replayed:
     def __init__(self) -> None:
         self.made = {}
 
-    def run(self, key, body, inputs):
-        return self.made.setdefault(key, body)(inputs)
+    def run(self, key, body, *given):
+        return self.made.setdefault(key, body)(*given)
 
 
 @pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.1), fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1)], ids=repr)

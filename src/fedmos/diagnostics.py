@@ -80,7 +80,7 @@ class Diagnostics(Callback):
             "alignment": float(_cosine(updates, step.to(updates)).mean()),
             "descent": float(_cosine(-mean, step.to(mean))),
         }
-        if (estimate := simulation.gradient_estimate(Cohort(ids, weights))) is not None:
+        if (estimate := simulation.gradient_estimate(Cohort.of(ids, weights, simulation.task.data))) is not None:
             true = _everyones_gradient(simulation)
             found["momentum_deviation"] = float(((estimate.to(true) - true) ** 2).sum() / (true**2).sum())
         if M > 1:
@@ -109,7 +109,7 @@ def _rehearsed(simulation: Simulation, ids: Tensor, weights: Tensor) -> tuple[Te
             own = gradient.unrows(gradient.full(gradient.start(x)), M)
             gradients.update(zip(who, own.to(torch.float64), strict=True))
 
-    simulation.rehearse(Cohort(ids, weights), watch)
+    simulation.rehearse(Cohort.of(ids, weights, simulation.task.data), watch)
     order = ids.tolist()
     return torch.stack([updates[i] for i in order]), torch.stack([gradients[i] for i in order]), away / max(1, steps)
 

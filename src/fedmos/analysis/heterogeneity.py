@@ -209,6 +209,6 @@ def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]
         away[0] += float(((y - run.x) ** 2).sum())
         away[1] += float(((y_next - shadow[k + 1]) ** 2).sum())
 
-    run.rehearse(Cohort(ids, task.data.importance[ids]), watch)
+    run.rehearse(Cohort.of(ids, task.data.importance[ids], task.data), watch)
     drift, apart = (away / (len(ids) * K)).tolist()
     return drift, apart

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..data.federated import FederatedData
 from ..selection.availability import Always, Availability
 from ..selection.selector import REPORTS, Selector, View
 from ..shares import ceil_of
@@ -26,6 +27,14 @@ class Cohort(NamedTuple):
     ids: Tensor
     weights: Tensor
     """float64: each client's summed weight."""
+    W: float
+    """Σ weights."""
+    width: int
+    """The most samples that one of them has."""
+
+    @classmethod
+    def of(cls, ids: Tensor, weights: Tensor, data: FederatedData) -> Cohort:
+        return cls(ids, weights, float(weights.sum()), int(data.sizes[ids].max()) if ids.shape[0] else 0)
 
 
 class Question(NamedTuple):
@@ -120,7 +129,7 @@ class Chooser:
 
     def _drawn(self, t: int, x: Tensor, silent: Tensor) -> Choice:
         choice = Choice(
-            cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)),
+            cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64), W=0.0, width=0),
             available=len(self._task.data),
             state={name: v.clone() for name, v in self.memory.state.items()},
             holding=torch.empty(0, dtype=torch.int64),
@@ -163,7 +172,7 @@ class Chooser:
         if not (ids[1:] > ids[:-1]).all():
             ids, place = np.unique(ids, return_inverse=True)
             weights = np.bincount(place, weights).astype(np.float64)  # adds one after another
-        return Cohort(_global(view, torch.from_numpy(ids)), torch.from_numpy(weights))
+        return Cohort.of(_global(view, torch.from_numpy(ids)), torch.from_numpy(weights), self._task.data)
 
     def _numbers(self, given: Any, N: int, verb: str) -> NDArray[np.int64]:
         """Client numbers of the selector's, of whatever kind."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 _log = logging.getLogger("fedmos")
 
-I = TypeVar("I")
 O = TypeVar("O")
 
 
@@ -24,14 +22,13 @@ class Graphs:
         self._pool: Any = None
         self._made: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None] = {}
 
-    def run(self, key: Hashable, body: Callable[[I], O], inputs: I) -> O:
-        """body(inputs). What it reads beside its inputs must stay where and what it is."""
-        given, spec = tree_flatten(inputs)
+    def run(self, key: Hashable, body: Callable[..., O], *given: Tensor) -> O:
+        """body(*given). What it reads beside must stay where and what it is."""
         if key not in self._made:
-            self._made[key] = self._record(key, body, given, spec)
+            self._made[key] = self._record(body, given)
         made = self._made[key]
         if made is None:
-            return body(tree_unflatten([v.to(self._device) for v in given], spec))
+            return body(*[v.to(self._device) for v in given])
         graph, held, outputs = made
         for to, value in zip(held, given, strict=True):
             to.copy_(value, non_blocking=True)
@@ -39,20 +36,19 @@ class Graphs:
         return outputs  # type: ignore[no-any-return]
 
     def _record(
-        self, key: Hashable, body: Callable[[Any], Any], given: list[Tensor], spec: Any
+        self, body: Callable[..., Any], given: Sequence[Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None:
         held = [v.to(self._device, copy=True) for v in given]
-        inputs = tree_unflatten(held, spec)
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):  # compilations and libraries' set-up happen here
-            body(inputs)
+            body(*held)
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
             # Other threads may go on using the device meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                outputs = body(inputs)
+                outputs = body(*held)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -116,8 +116,8 @@ class Together:
         filled = [(number, self._runs[number].crew.filled(job)) for number, job in jobs]
         width = max(len(job.ids) for _, job in filled)
         filled = [(number, filled_up(job, width)) for number, job in filled]
-        done = self._crew.do(self._job(filled, width))
-        reports = done.report.unflatten(1, (len(jobs), width)).transpose(0, 1).contiguous()
+        done = self._crew.do(self._job(filled))
+        sums, reports = {name: v.unbind() for name, v in done.sums.items()}, done.report.unbind()
 
         def cut(vectors: Vectors, rows: slice) -> Vectors:
             return {name: v[rows] for name, v in vectors.items()}
@@ -127,39 +127,32 @@ class Together:
             return Done(
                 uploads=cut(done.uploads, rows),
                 own=cut(done.own, rows),
-                sums=cut(done.sums, slice(i, i + 1)),
-                report=reports[i, :, :M],
+                sums={name: v[i] for name, v in sums.items()},
+                report=reports[i] if width == M else reports[i][:, :M],
                 samples=lambda: done.samples()[rows],
             )
 
-        return [part(i, len(job.ids)) for i, (_, job) in enumerate(jobs)]
+        return [part(i, job.ids.shape[0]) for i, (_, job) in enumerate(jobs)]
 
-    def _job(self, jobs: Sequence[tuple[int, Job]], width: int) -> Job:
-        """All the jobs, of `width` clients each, as one."""
+    def _job(self, jobs: Sequence[tuple[int, Job]]) -> Job:
+        """All the jobs, of as many clients each, as one."""
         first = jobs[0][1]
-
-        def rows(values: Sequence[Tensor]) -> Tensor:
-            """A vector per run as a row per client."""
-            return torch.stack(list(values)).repeat_interleave(width, dim=0)
-
-        def each(values: Sequence[float]) -> Tensor:
-            """A number per run as a number per client."""
-            return torch.tensor(values, dtype=torch.float64).repeat_interleave(width)
-
+        base = torch.tensor([self._base[number] for number, _ in jobs])
         return Job(
             phase=first.phase,
-            ids=torch.cat([job.ids + self._base[number] for number, job in jobs]),
+            ids=(torch.stack([job.ids for _, job in jobs]) + base[:, None]).flatten(),
             ctx=first.ctx,
-            lr=[v for _, job in jobs for v in job.lr * width],
-            W=[v for _, job in jobs for v in job.W * width],
-            x=rows([job.x for _, job in jobs]),
-            msg={name: rows([job.msg[name] for _, job in jobs]) for name in first.msg},
+            lr=[v for _, job in jobs for v in job.lr],
+            W=[v for _, job in jobs for v in job.W],
+            x=torch.stack([job.x for _, job in jobs]),
+            msg={name: torch.stack([job.msg[name] for _, job in jobs]) for name in first.msg},
             own={name: torch.cat([job.own[name] for _, job in jobs]) for name in first.own},
             last=torch.cat([job.last for _, job in jobs]),
             factors={name: torch.cat([job.factors[name] for _, job in jobs]) for name in first.factors},
             width=max(job.width for _, job in jobs),
             fields={
-                name: each([getattr(self._runs[number].algorithm, name) for number, _ in jobs]) for name in self._fields
+                name: [float(getattr(self._runs[number].algorithm, name)) for number, _ in jobs]
+                for name in self._fields
             },
             runs=len(jobs),
         )

@@ -173,15 +173,17 @@ class Simulation:
         algorithm, cohort, ctx = self.algorithm, choice.cohort, self._context(choice.cohort)
         timing, visit = self._timing(choice), None
         x, state, changed = self.x, self.state, [self.x]
-        report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
-        if len(cohort.ids):
+        if not cohort.ids.shape[0]:
+            report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
+        else:
             between, visit = yield from self._phases(cohort, ctx, timing)
-            if timing.late and float(visit.kept.weights.sum()) > 0 and algorithm.prepares(self.t):
+            if timing.late and visit.kept.W > 0 and algorithm.prepares(self.t):
                 # The late are left out as if not chosen, and so of the extra phase as well.
-                kept = visit.kept._replace(weights=visit.kept.weights * (ctx.W / float(visit.kept.weights.sum())))
+                ids, weights = visit.kept.ids, visit.kept.weights * (ctx.W / visit.kept.W)
+                kept = Cohort.of(ids, weights, self.task.data)
                 between, visit = yield from self._phases(kept, self._context(kept), None)
             report = visit.report
-            if len(visit.kept.ids) < self._quorum(cohort):
+            if visit.kept.ids.shape[0] < self._quorum(cohort):
                 visit = None
         if visit is not None:
             try:
@@ -290,6 +292,8 @@ class Simulation:
         return int(self.task.data.sizes[cohort.ids].sum()) if asked else 0
 
     def _timing(self, choice: Choice) -> Timing:
+        if self.clock is None:
+            return Timing(None, choice, None, None)
         reports = self.chooser.selector.reports
         traffic = Traffic(
             down=client_down(self.algorithm, self.wire),
@@ -301,8 +305,9 @@ class Simulation:
 
     def _quorum(self, cohort: Cohort) -> int:
         """How many clients a round needs to count."""
-        share = 0.0 if self.system is None else self.system.quorum
-        return max(1, ceil_of(share, min(self.m or len(cohort.ids), len(cohort.ids))))
+        if self.system is None:
+            return 1
+        return max(1, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
 
     def _reports(self, kept: Tensor, losses: Tensor) -> Vectors:
         """What those who took part report to the selector."""
@@ -360,8 +365,8 @@ class Simulation:
             self.clock.now = self.history[-1].clock or 0.0
 
     def _context(self, cohort: Cohort) -> Context:
-        lr, W = self._on_device(self._lr(self.t)), float(cohort.weights.sum())
-        return Context(t=self.t, lr=lr, N=len(self.task.data), S=len(cohort.ids), W=W)
+        lr = self._on_device(self._lr(self.t))
+        return Context(t=self.t, lr=lr, N=len(self.task.data), S=cohort.ids.shape[0], W=cohort.W)
 
     def _on_device(self, lr: float) -> Tensor:
         """The step size as a tensor, kept for as long as it stays."""

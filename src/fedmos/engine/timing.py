@@ -25,7 +25,7 @@ class Traffic(NamedTuple):
 class Timing:
     """The clients of one round; without a clock everyone is in time."""
 
-    def __init__(self, clock: Clock | None, choice: Choice, traffic: Traffic, losses: Tensor | None) -> None:
+    def __init__(self, clock: Clock | None, choice: Choice, traffic: Traffic | None, losses: Tensor | None) -> None:
         """`losses`: how many samples each client of the federation evaluates for what it reports; None for none."""
         self._clock, self._choice, self._traffic, self._losses = clock, choice, traffic, losses
         self._samples: dict[int, int] = defaultdict(int)
@@ -57,6 +57,7 @@ class Timing:
     def _needed(self, ids: Tensor, samples: Tensor) -> Tensor:
         """Seconds from a client's receiving x to its sending an update."""
         assert self._clock is not None
+        assert self._traffic is not None
         before = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
         down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._choice.holding)
         losses = torch.zeros_like(ids) if self._losses is None else self._losses[ids]
@@ -68,7 +69,7 @@ class Timing:
 
     def duration(self) -> float:
         """How long the round lasts: first those asked answer, then the cohort works."""
-        if self._clock is None:
+        if self._clock is None or self._traffic is None:
             return 0.0
         seconds, wire = self.seconds(), self._traffic.wire
         total = 0.0 if seconds is None else self._clock.duration(seconds)

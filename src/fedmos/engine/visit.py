@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -28,21 +29,13 @@ class Read(NamedTuple):
     now: bool = False
     """Before anything else is queued, which might overwrite what the numbers are about."""
 
-    @property
-    def size(self) -> int:
-        return sum(v.numel() for v in self.numbers)
-
-    def answer(self, numbers: Tensor) -> list[Tensor]:
-        """The numbers, read, in the shapes they were asked for in."""
-        parts = numbers.split([v.numel() for v in self.numbers])
-        return [part.view(v.shape) for part, v in zip(parts, self.numbers, strict=True)]
-
 
 def read(requests: Sequence[Read]) -> list[list[Tensor]]:
     """What was asked for, at once."""
-    numbers = torch.cat([v.flatten() for request in requests for v in request.numbers]).cpu()
-    each = numbers.split([request.size for request in requests])
-    return [request.answer(part) for request, part in zip(requests, each, strict=True)]
+    wanted = [v for request in requests for v in request.numbers]
+    numbers = torch.cat([v.flatten() for v in wanted]).cpu().split([v.numel() for v in wanted])
+    parts = iter([part.view(v.shape) for part, v in zip(numbers, wanted, strict=True)])
+    return [[next(parts) for _ in request.numbers] for request in requests]
 
 
 class Visit(NamedTuple):
@@ -99,12 +92,12 @@ class Visitor:
     def visit(self, cohort: Cohort, errand: Errand) -> Generator[Job | Read, Any, Visit]:
         algorithm, timing, phase = self.algorithm, errand.timing, errand.phase
         reduce = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
-        S, sizes = cohort.ids.shape[0], self.task.data.sizes[cohort.ids]
-        b, width = self._block(S, errand.x), int(sizes.max())
+        S = cohort.ids.shape[0]
+        b = self._block(S, errand.x)
         costs: list[float] = []
-        owner, mine = [0] * -(S // -b), torch.arange(S)
+        owner, mine = [0] * -(S // -b), _first(S)
         if self.ranks.size > 1:
-            costs = [float(v.sum()) for v in self.task.steps(sizes).split(b)]
+            costs = [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(b)]
             owner = self.ranks.assign(costs)
             mine = mine[torch.tensor(owner)[mine // b] == self.ranks.rank]
         state_of = self._brought(cohort.ids, owner, b, errand.x)
@@ -128,7 +121,7 @@ class Visitor:
                 own=state_of(places),
                 last=self.clients.last[ids],
                 factors=factors,
-                width=width,
+                width=cohort.width,
             )
             counts.append(done.samples() if clocked else places)
             good = _in_time(timing, phase, ids, counts[-1])
@@ -139,8 +132,9 @@ class Visitor:
             reports.append(done.report)
             states.append((_kept(places, good), {name: v[chosen].clone() for name, v in done.own.items()}))
             for name, (upload, _) in reduce.items():
-                if done.sums and whole and _is_block(places, b, S):
-                    sums[int(places[0]) // b][name] = done.sums[name][0]
+                block = _block_of(places, b, S) if done.sums and whole else None
+                if block is not None:
+                    sums[block][name] = done.sums[name]
                 else:
                     blocks, factor = _kept(places, good) // b, _kept(factors[name], good)
                     _add_rows(sums, name, blocks, factor, done.uploads[upload][chosen])
@@ -164,19 +158,13 @@ class Visitor:
             good = _both(good, finite)
         if good is not None and bool(good.all()):
             good = None
-        kept = cohort if good is None else Cohort(cohort.ids[good], cohort.weights[good])
-        # Where clients were left out, the others' weights are scaled up to the same sum.
-        W = sum(kept.weights.tolist())
-        mean = 1 / W if W else 0.0
-        scale = {"w": 1.0 if good is None else errand.ctx.W * mean, "avg": mean, "avg/K": mean, "p": 1.0}
+        kept = cohort if good is None else Cohort.of(cohort.ids[good], cohort.weights[good], self.task.data)
         total = vectors[0]
         for block in range(1, len(owner)):
             total = [v + w for v, w in zip(total, vectors[block], strict=True)]
+        scales = [_scale(rule, kept.weights, None if good is None else errand.ctx.W) for _, rule in reduce.values()]
         return Visit(
-            sums={
-                name: v if scale[rule] == 1 else scale[rule] * v
-                for (name, (_, rule)), v in zip(reduce.items(), total, strict=True)
-            },
+            sums={name: v if s == 1 else s * v for name, v, s in zip(reduce, total, scales, strict=True)},
             kept=kept,
             states=self._returned(cohort.ids, good, owner, b, states, errand.x),
             report=report if good is None else report[:, good.nonzero().flatten().to(report.device)],
@@ -270,12 +258,28 @@ def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)
 
 
-def _is_block(places: Tensor, b: int, S: int) -> bool:
-    """Whether these are all the places of one block."""
+@lru_cache(maxsize=64)
+def _first(S: int) -> Tensor:
+    """0 … S−1. Everyone gets the same tensor."""
+    return torch.arange(S)
+
+
+def _block_of(places: Tensor, b: int, S: int) -> int | None:
+    """The block of which these are all the places."""
     if places.shape[0] == S:
-        return b >= S
-    first = int(places[0])
-    return first % b == 0 and len(places) == min(b, S - first) and int(places[-1]) == first + len(places) - 1
+        return 0 if b >= S else None
+    first, M = int(places[0]), len(places)
+    whole = first % b == 0 and min(b, S - first) == M and int(places[-1]) == first + M - 1
+    return first // b if whole else None
+
+
+def _scale(rule: str, weights: Tensor, W: float | None) -> float:
+    """What a sum is multiplied by. Where clients were left out, the others' weights are scaled up to W."""
+    if rule == "p" or (rule == "w" and W is None):
+        return 1.0
+    left = sum(weights.tolist())
+    mean = 1 / left if left else 0.0
+    return mean if W is None or rule != "w" else W * mean
 
 
 def _add_rows(sums: Mapping[int, Vectors], name: str, blocks: Tensor, factors: Tensor, rows: Tensor) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -49,8 +50,8 @@ class Plan:
 class Job(NamedTuple):
     """A chunk of clients, and what they are given. Numbers are float64 on the CPU, vectors on the run's device.
 
-    Where several runs work together, x and the vectors of msg are (M, D) instead of (D,), and lr and W have M entries
-    instead of one.
+    Where several runs work together, each with as many clients, x and the vectors of msg are (runs, D) instead of (D,),
+    and lr, W and the fields have an entry for each run.
     """
 
     phase: Phase
@@ -69,20 +70,22 @@ class Job(NamedTuple):
     """For each sum, what the clients' uploads are multiplied by, (M,)."""
     width: int
     """The largest number of samples in the whole cohort."""
-    fields: Vectors = {}
-    """Fields of the algorithm that differ between clients, (M,) each."""
+    fields: Mapping[str, list[float]] = {}
+    """Fields of the algorithm that differ between runs."""
     runs: int = 1
-    """How many runs work together, each with as many clients."""
 
 
 class Done(NamedTuple):
-    """What came of a job; all but `samples` is on the run's device. The next job may overwrite uploads and own."""
+    """What came of a job; all but `samples` is on the run's device. The next job may overwrite uploads and own.
+
+    Where several runs worked together, sums and report have an axis in front, for the runs.
+    """
 
     uploads: Vectors
     """(M, D) each."""
     own: Vectors
     sums: Vectors
-    """Σ factor · upload over each run's clients, (runs, D), where it was computed at once."""
+    """Σ factor · upload over the clients, (D,), where it was computed at once."""
     report: Tensor
     """(2, M), float64: the largest number a client sends or keeps, finite only if all are; and its loss."""
     samples: Callable[[], Tensor]
@@ -100,6 +103,8 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
+    """As in `Done`, always with an axis for the runs."""
+
     uploads: Vectors
     own: Vectors
     sums: Vectors
@@ -190,35 +195,39 @@ class Crew:
 
     @torch.no_grad()
     def do(self, job: Job, watch: Watch | None = None) -> Done:
-        M, sizes = len(job.ids), self.task.data.sizes[job.ids]
-        width, steps = job.width, int(self.task.steps(sizes.max()))
+        given, M, width = job.ids, job.ids.shape[0], job.width
+        steps = self.task.local_steps or int(self.task.steps(self.task.data.sizes[given].max()))
         if watch is None:
             if self.plan.fixed_shapes:
                 most = self.task.most_samples
                 width = most if most <= 64 else min(1 << (width - 1).bit_length(), most)
             job = self.filled(job)
-        inputs = Inputs(_packed(job), job.x, job.msg, job.own)
-        key = (job.phase, job.runs, len(job.ids), width, steps, self.counted(job))
+        key = (job.phase, job.runs, job.ids.shape[0], width, steps, self.counted(job))
 
-        def body(given: Inputs) -> Outputs:
-            outputs, self._calls[key] = self._body(job, given, width, steps, watch)
+        def body(numbers: Tensor, x: Tensor, *vectors: Tensor) -> Outputs:
+            msg, own = vectors[: len(job.msg)], vectors[len(job.msg) :]
+            inputs = Inputs(numbers, x, dict(zip(job.msg, msg, strict=True)), dict(zip(job.own, own, strict=True)))
+            outputs, self._calls[key] = self._body(job, inputs, width, steps, watch)
             return outputs
 
-        direct = self._graphs is None or watch is not None
-        if direct:
-            outputs = body(inputs._replace(numbers=inputs.numbers.to(job.x.device)))
+        numbers, vectors = _packed(job), (job.x, *job.msg.values(), *job.own.values())
+        if self._graphs is None or watch is not None:
+            outputs = body(numbers.to(job.x.device), *vectors)
         else:
-            outputs = self._graphs.run(key, body, inputs)  # type: ignore[union-attr]
+            outputs = self._graphs.run(key, body, numbers, *vectors)
             # The next replay overwrites what this one has put out.
             outputs = outputs._replace(
                 sums={name: v.clone() for name, v in outputs.sums.items()}, report=outputs.report.clone()
             )
+        sums, report = outputs.sums, outputs.report
+        if job.runs == 1:
+            sums, report = {name: v[0] for name, v in sums.items()}, report[0, :, :M]
         return Done(
             uploads=_first_rows(outputs.uploads, M),
             own=_first_rows(outputs.own, M),
-            sums=outputs.sums,
-            report=outputs.report[..., :M] if len(job.ids) > M else outputs.report,
-            samples=lambda: samples_taken(self.task, self._calls[key], sizes),
+            sums=sums,
+            report=report,
+            samples=lambda: samples_taken(self.task, self._calls[key], self.task.data.sizes[given]),
         )
 
     def counted(self, job: Job) -> int | None:
@@ -238,7 +247,8 @@ class Crew:
         return filled_up(job, min(_rounded(M), max(M, self.plan.chunk)))
 
     def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
-        x, ctx, M = given.x, job.ctx, len(job.ids)
+        ctx, M = job.ctx, len(job.ids)
+        x, msg = _of_clients(job, given.x), {name: _of_clients(job, v) for name, v in given.msg.items()}
         numbers = _unpacked(job, given.numbers, x.dtype)
         offsets, sizes, importance = self.task.tables
         ids = numbers.ids
@@ -258,7 +268,7 @@ class Crew:
             S=ctx.S,
             W=W,
             x=x,
-            msg=given.msg,
+            msg=msg,
             own={name: grad.rows(v) for name, v in given.own.items()},
             K=grad.rows(grad.batches.K[:, None].to(x)),
             p=grad.rows(importance[ids, None].to(x)),
@@ -274,7 +284,8 @@ class Crew:
             expect(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
         uploads, own = ({n: grad.unrows(v, M) for n, v in vs.items()} for vs in (uploads, own))
         largest = largest_of([*uploads.values(), *own.values()] or [x.new_zeros(M, 1)])
-        report = torch.stack([largest.to(torch.float64), grad.reported().to(torch.float64)])
+        each = [v.to(torch.float64).view(job.runs, -1) for v in (largest, grad.reported())]
+        report = torch.stack(each, dim=1)
         sums = {}
         if x.device.type != "cpu":
             rules = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
@@ -302,7 +313,7 @@ def largest_of(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def _first_rows(vectors: Vectors, M: int) -> Vectors:
-    return {name: v[:M] if len(v) > M else v for name, v in vectors.items()}
+    return {name: v[:M] if v.shape[0] > M else v for name, v in vectors.items()}
 
 
 def _weighted(factors: Tensor, uploads: Tensor) -> Tensor:
@@ -324,8 +335,8 @@ class Numbers(NamedTuple):
 
 def _packed(job: Job) -> Tensor:
     """Everything of a job that is on the host as one int64 vector, the floats by their bits: one copy to a device."""
-    single = torch.tensor([*job.lr, *job.W], dtype=torch.float64)
-    floats = [v.view(torch.int64) for v in (single, *job.factors.values(), *job.fields.values())]
+    of_runs = torch.tensor([*job.lr, *job.W, *chain(*job.fields.values())], dtype=torch.float64)
+    floats = [v.view(torch.int64) for v in (of_runs, *job.factors.values())]
     return torch.cat([torch.tensor([job.ctx.t]), job.ids, job.last, *floats])
 
 
@@ -334,19 +345,29 @@ def _unpacked(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:
     M = len(job.ids)
     (t,), ids, last, rest = numbers.split([1, M, M, len(numbers) - 1 - 2 * M])
     floats = rest.view(torch.float64).to(dtype)
-    lr, W, *columns = floats.split([len(job.lr), len(job.W), *[M] * (len(job.factors) + len(job.fields))])
-    factors = dict(zip(job.factors, columns, strict=False))
-    fields = {name: v[:, None] for name, v in zip(job.fields, columns[len(job.factors) :], strict=True)}
-    alone = len(job.lr) == 1
+    of_runs, *columns = floats.split([job.runs * (2 + len(job.fields)), *[M] * len(job.factors)])
+    lr, W, *fields = (_of_clients(job, v[:, None]) for v in of_runs.split(job.runs))
+    if job.runs == 1:
+        lr, W = lr[0, 0], W[0, 0]
     return Numbers(
-        t, ids, last[:, None].to(dtype), lr[0] if alone else lr[:, None], W[0] if alone else W[:, None], factors, fields
+        t=t,
+        ids=ids,
+        last=last[:, None].to(dtype),
+        lr=lr,
+        W=W,
+        factors=dict(zip(job.factors, columns, strict=True)),
+        fields=dict(zip(job.fields, fields, strict=True)),
     )
+
+
+def _of_clients(job: Job, v: Tensor) -> Tensor:
+    """What each run has, for each of its clients."""
+    return v if job.runs == 1 else v.repeat_interleave(len(job.ids) // job.runs, dim=0)
 
 
 def expect(algorithm: Algorithm, method: str, got: Vectors, names: Any, some: bool = False) -> None:
     """Hold a method to the declaration: exactly these names, or some of them."""
-    wrong = set(got) - set(names) if some else set(got) ^ set(names)
-    if wrong:
+    if not (all(name in names for name in got) and (some or all(name in got for name in names))):
         raise ValueError(
             f"{type(algorithm).__name__}: '{method}' must return {'some of ' if some else ''}"
             f"{', '.join(names) or 'nothing'}, got {', '.join(got) or 'nothing'}"

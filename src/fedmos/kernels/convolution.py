@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from ..precision import Precision
+from .layout import empty_images
 from .switch import Switch
 
 _LARGE = 5_000_000
@@ -215,7 +216,7 @@ def _backward(
 
 
 # The kernels as operators that tracing and compiling leave alone. Shapes: x (M, B, C, H, W), w (M, CO, C, K, K); images
-# come out as (B, M, C, H, W), stored channels last.
+# come out as (B, M, C, H, W), stored as `empty_images` says.
 
 
 @torch.library.custom_op("fedmos::convolution", mutates_args=())
@@ -228,7 +229,7 @@ def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) ->
 @_convolution.register_fake
 def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
     size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
-    return x.new_empty((x.shape[1], *size, x.shape[0], w.shape[1])).permute(0, 3, 4, 1, 2)
+    return empty_images(x, x.shape[1], x.shape[0], w.shape[1], *size)
 
 
 @torch.library.custom_op("fedmos::convolution_input", mutates_args=())
@@ -240,7 +241,7 @@ def _convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: 
 
 @_convolution_input.register_fake
 def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
-    return dy.new_empty((dy.shape[1], h, v, dy.shape[0], w.shape[2])).permute(0, 3, 4, 1, 2)
+    return empty_images(dy, dy.shape[1], dy.shape[0], w.shape[2], h, v)
 
 
 @torch.library.custom_op("fedmos::convolution_weight", mutates_args=())

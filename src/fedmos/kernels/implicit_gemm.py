@@ -4,8 +4,8 @@ A cohort's convolution has a weight tensor per client, which libraries treat as 
 per client where channels are few, and layout conversions around it. Here a program computes a tile of one client's
 product  patches (rows × taps) · weights (taps × channels),  rows being (sample, output row, output column) and taps
 (kernel row, kernel column, input channel); patches are never written out. Images are read with whatever strides they
-have; channels last is the fast layout, and the one outputs get. Strides are constants, from which the compiler sees how
-many numbers can be read at once.
+have; channels last is the fast layout, and the one outputs get (`layout.py`). Strides are constants, from which the
+compiler sees how many numbers can be read at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from .layout import empty_images
 
 
 @triton.jit
@@ -28,6 +30,8 @@ def _forward(
     x_c: tl.constexpr,
     x_h: tl.constexpr,
     x_w: tl.constexpr,
+    out_m: tl.constexpr,
+    out_row: tl.constexpr,
     rows: tl.constexpr,
     C: tl.constexpr,
     H: tl.constexpr,
@@ -90,7 +94,7 @@ def _forward(
         else:
             weight = tl.load(w_m + o[:, None] * T + t[None, :], mask=(o < CO)[:, None] & (t < T)[None, :], other=0.0)
         sums = tl.dot(patch, tl.trans(weight), sums, input_precision=PRECISION)
-    place = (r.to(tl.int64) * tl.num_programs(2) + m)[:, None] * CO + o[None, :]  # out is (B, OH, OW, M, CO)
+    place = (r.to(tl.int64) * out_row + m * out_m)[:, None] + o[None, :]
     tl.store(out + place, sums.to(out.dtype.element_ty), mask=(r < rows)[:, None] & (o < CO)[None, :])
 
 
@@ -126,7 +130,10 @@ def _weight(
     BT: tl.constexpr,
     BO: tl.constexpr,
 ):
-    """out[s, m, tap, co] = Σ_row x[m, patch(row, tap)] · dy[m, row, co] over the s-th share of the rows."""
+    """out[s, m, tap, co] = Σ_row x[m, patch(row, tap)] · dy[m, row, co] over the s-th share of the rows.
+
+    Where channels are few, out is [s, m, co, channel, kernel row, kernel column], as weights are stored.
+    """
     T: tl.constexpr = KH * KW * C
     WIDE: tl.constexpr = C % BT == 0
     o_blocks: tl.constexpr = (CO + BO - 1) // BO
@@ -142,6 +149,7 @@ def _weight(
     else:
         kh, kw, c = t // C // KW, t // C % KW, t % C
         x_tap = x + m * x_m + c * x_c + kh * x_h + kw * x_w
+        stored = c * (KH * KW) + kh * KW + kw
         kh, kw = kh[None, :], kw[None, :]
     sums = tl.zeros((BT, BO), dtype=tl.float32)
     for r0 in range(0, share, BR):
@@ -164,7 +172,10 @@ def _weight(
         else:
             change = tl.load(place[:, None] + o[None, :] * dy_c, mask=real[:, None] & (o < CO)[None, :], other=0.0)
         sums = tl.dot(tl.trans(patch), change, sums, input_precision=PRECISION)
-    place = ((s * tl.num_programs(2) + m) * T + t.to(tl.int64))[:, None] * CO + o[None, :]
+    if WIDE:
+        place = ((s * tl.num_programs(2) + m) * T + t.to(tl.int64))[:, None] * CO + o[None, :]
+    else:
+        place = (s * tl.num_programs(2) + m) * CO * T + o[None, :] * T + stored[:, None]
     tl.store(out + place, sums, mask=(t < T)[:, None] & (o < CO)[None, :])
 
 
@@ -189,7 +200,7 @@ def _tiles(x: Tensor, CO: int, rows: int, T: int, pad: int) -> tuple[int, int, i
         return 128, _tile(T, 16, 32), BO, 8 if BO == 64 else 4
     if T < 128:
         return 128, 32, BO, 4
-    return 64, 64 if pad == 0 else 32, BO, 4
+    return (64, 64, BO, 4) if pad == 0 else (128, 32, BO, 4)
 
 
 def _weight_tiles(x: Tensor, CO: int, rows: int, T: int) -> tuple[int, int, int, int]:
@@ -197,8 +208,10 @@ def _weight_tiles(x: Tensor, CO: int, rows: int, T: int) -> tuple[int, int, int,
     M, C, narrow, BO = len(x), x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
     if C % 16 == 0:
         BR, BT, programs = (64, 64, 528) if narrow else (32, 32, 1056)
+    elif narrow:
+        BR, BT, programs = 32, _tile(T, 16, 128), 528
     else:
-        BR, BT, programs = 32, 32 if T < 128 and not narrow else _tile(T, 16, 128), 528
+        BR, BT, programs = (64, 32, 500) if T < 128 else (64, _tile(T, 16, 256), 200)
     shares = programs // (triton.cdiv(T, BT) * triton.cdiv(CO, BO) * M)
     return BR, BT, BO, max(1, min(triton.cdiv(rows, 4 * BR), shares))
 
@@ -206,18 +219,19 @@ def _weight_tiles(x: Tensor, CO: int, rows: int, T: int) -> tuple[int, int, int,
 def _product(
     x: Tensor, taps: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int, dilation: int, precision: str
 ) -> Tensor:
-    """(B, M, CO, OH, OW), channels last: x (M, B, C, H, W) with weights `taps` (M, CO, K·K·C)."""
+    """(B, M, CO, OH, OW): x (M, B, C, H, W) with weights `taps` (M, CO, K·K·C)."""
     M, B, C, H, W = x.shape
     CO, (OH, OW) = taps.shape[1], size
-    rows = B * OH * OW
-    out = torch.empty((B, OH, OW, M, CO), dtype=x.dtype, device=x.device)
-    BR, BT, BO, warps = _tiles(x, CO, rows, kernel * kernel * C, pad)
+    rows, T = B * OH * OW, kernel * kernel * C
+    out = empty_images(x, B, M, CO, OH, OW)
+    BR, BT, BO, warps = _tiles(x, CO, rows, T, pad)
     grid = (triton.cdiv(rows, BR), triton.cdiv(CO, BO), M)
     _forward[grid](
-        x, taps, out, *x.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, dilation,
-        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps, num_stages=3,
+        x, taps, out, *x.stride(), out.stride(1), out.stride(4), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad,
+        dilation, PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps,
+        num_stages=2 if C % 16 and T >= 128 else 3,
     )  # fmt: skip
-    return out.permute(0, 3, 4, 1, 2)
+    return out
 
 
 def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
@@ -243,10 +257,13 @@ def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, p
     BR, BT, BO, shares = _weight_tiles(x, CO, rows, T)
     share = triton.cdiv(triton.cdiv(rows, shares), BR) * BR
     shares = triton.cdiv(rows, share)
-    out = torch.empty((shares, M, T, CO), dtype=torch.float32, device=x.device)
+    out = torch.empty((shares, M, T * CO), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(T, BT), triton.cdiv(CO, BO) * shares, M)
     _weight[grid](
         x, dy, out, *x.stride(), *dy.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, share,
         PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return out.sum(0).view(M, kernel, kernel, C, CO).permute(0, 4, 3, 1, 2).to(x.dtype).contiguous()
+    total = (out[0] if shares == 1 else out.sum(0)).to(x.dtype)
+    if C % BT:  # few channels
+        return total.view(M, CO, C, kernel, kernel)
+    return total.view(M, kernel, kernel, C, CO).permute(0, 4, 3, 1, 2).contiguous()
