@@ -138,7 +138,7 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
     # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
-        values = list(dict.fromkeys((draws(key, count).numpy() * n).astype(np.int64).tolist()))
+        values = list(dict.fromkeys((_few_draws(int(key) % 2**64, 0, count) * n).astype(np.int64).tolist()))
         if len(values) >= m:
             return torch.from_numpy(np.array(values[:m], dtype=np.int64))
         count *= 2

@@ -308,8 +308,14 @@ class _Asking(ClientContext):
 
 def largest_of(vectors: Sequence[Tensor]) -> Tensor:
     """The largest absolute value along the last axis of any of the vectors; not finite if anything in them is not."""
-    largest: Tensor = reduce(torch.maximum, [torch.linalg.vector_norm(v, torch.inf, dim=-1) for v in vectors])
-    return largest
+
+    def of(v: Tensor) -> Tensor:
+        if v.device.type == "cpu":  # where the norm takes ten times as long
+            return torch.maximum(v.amax(-1), -v.amin(-1))
+        norm: Tensor = torch.linalg.vector_norm(v, torch.inf, dim=-1)
+        return norm
+
+    return reduce(torch.maximum, map(of, vectors))
 
 
 def _first_rows(vectors: Vectors, M: int) -> Vectors:
