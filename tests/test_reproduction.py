@@ -431,6 +431,12 @@ def check(part, cells, runs) -> int:
                 values = [r["given"][column.key] for r in runs]
             case "last" | "mean_last":
                 values = [r[column.kind].get(column.metric) for r in runs]
+            case "mean_quarter":
+                curves = [(r["curve"]["round"], r["curve"][column.metric], r["rounds"]) for r in runs]
+                values = [
+                    statistics.mean(v for at, v in zip(rounds, curve, strict=True) if at > 0.75 * length)
+                    for rounds, curve, length in curves
+                ]
             case kind:
                 sign = "≤" if column.metric.endswith("loss") else "≥"
                 found = [r["first"][f"{column.metric} {sign} {column.value:g}"] for r in runs]

@@ -135,6 +135,10 @@ def _value(column: Column, run: Run, level: float | None) -> float | None:
             return _number(run["given"].get(column.key))
         case "last" | "mean_last":
             return _number(run[column.kind].get(column.metric))
+        case "mean_quarter":
+            points = zip(run["curve"]["round"], run["curve"].get(column.metric, ()), strict=False)
+            late = [value for at, value in points if at > 0.75 * run["rounds"]]
+            return statistics.mean(late) if late else None
         case "rounds_to" | "megabytes_to":
             found = run["first"].get(column.aim)
             return None if found is None else _number(found[column.kind == "megabytes_to"])

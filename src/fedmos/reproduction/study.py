@@ -16,9 +16,12 @@ from ..history import METRICS
 from ..metrics import is_loss
 from ..validate import suggest
 
-Kind = Literal["rounds_to", "megabytes_to", "last", "mean_last", "given", "rounds_to_final", "megabytes_to_final"]
-"""Rounds or megabytes until a metric reached a value; its last value; its mean over the last 100 rounds; what a run of
-another kind brought along; rounds or megabytes until a run had what another method has in its last 100 rounds."""
+Kind = Literal[
+    "rounds_to", "megabytes_to", "last", "mean_last", "mean_quarter", "given", "rounds_to_final", "megabytes_to_final"
+]
+"""Rounds or megabytes until a metric reached a value; its last value; its mean over the last 100 rounds, and over the
+points of its curve in the last quarter of them; what a run of another kind brought along; rounds or megabytes until a
+run had what another method has in its last 100 rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
