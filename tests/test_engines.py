@@ -1,6 +1,6 @@
 """What the engines are made of: batches, dropout, chunks."""
 
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from fedmos.engine import batched, loop, plan, work
 from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.clients import ClientStore
 from fedmos.engine.task import Task
-from fedmos.kernels import convolution
+from fedmos.kernels import convolution, tiles
 from fedmos.losses import Loss
 from fedmos.params import FlatModel
 
@@ -502,6 +502,19 @@ def test_images_are_stored_channels_last_where_the_model_takes_them_so(view):
     assert torch.allclose(outputs, module(images), atol=1e-6)
     exact = FlatModel(module, torch.device("cpu"), torch.float64)
     assert exact.laid_out(images.double()).is_contiguous()
+
+
+@pytest.mark.parametrize("kibibytes", [99, 163, 227])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_fit_into_a_gpu_s_shared_memory(kibibytes, dtype):
+    """Of two tiles of each factor, which is what Triton makes room for; 99 KiB is what most kinds of GPU have."""
+    for C, CO, K in product((1, 3, 10, 16, 20, 32, 64, 65), (6, 20, 64, 200), (1, 3, 5, 7)):
+        x, T = torch.empty((10, 20, C, 32, 32), dtype=dtype, device="meta"), C * K * K
+        found = [tiles.forward_tiles(x, CO, 20 * 28 * 28, T, pad) for pad in (0, 1)]
+        sizes = [BT * (BR + BO) for BR, BT, BO, _ in found]
+        BR, BT, BO, shares = tiles.weight_tiles(x, CO, 20 * 28 * 28, T, kibibytes * 1024)
+        assert 2 * dtype.itemsize * max(*sizes, BR * (BT + BO)) <= kibibytes * 1024
+        assert shares >= 1
 
 
 @pytest.mark.parametrize("compiled", [False, True])

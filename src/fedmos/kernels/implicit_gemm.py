@@ -12,12 +12,15 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # Triton has no types, and its kernels are not quite Python.
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .layout import empty_images
+from .tiles import forward_tiles, weight_tiles
 
 
 @triton.jit
@@ -179,41 +182,12 @@ def _weight(
     tl.store(out + place, sums, mask=(t < T)[:, None] & (o < CO)[None, :])
 
 
-def _tile(n: int, low: int, high: int) -> int:
-    """The power of two that covers n, within bounds."""
-    return max(low, min(high, triton.next_power_of_2(n)))
-
-
-# Tiles as they were fastest on an H200 for the layers of docs/performance.md.
-
-
-def _tiles(x: Tensor, CO: int, rows: int, T: int, pad: int) -> tuple[int, int, int, int]:
-    """Rows, taps and channels of a tile of the forward product, and the warps that compute it."""
-    C, narrow, BO = x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
-    if C % 32 == 0:
-        if pad == 0 and rows >= 4096:
-            return 256, 32, BO, 8
-        return 128, 64 if narrow and C % 64 == 0 else 32, BO, 4
-    if C % 16 == 0:
-        return 128, 32 if narrow else 16, BO, 4
-    if T <= 32:
-        return 128, _tile(T, 16, 32), BO, 8 if BO == 64 else 4
-    if T < 128:
-        return 128, 32, BO, 4
-    return (64, 64, BO, 4) if pad == 0 else (128, 32, BO, 4)
-
-
-def _weight_tiles(x: Tensor, CO: int, rows: int, T: int) -> tuple[int, int, int, int]:
-    """Rows, taps and channels of a tile of the weights' gradient, and into how many shares rows are cut."""
-    M, C, narrow, BO = len(x), x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
-    if C % 16 == 0:
-        BR, BT, programs = (64, 64, 528) if narrow else (32, 32, 1056)
-    elif narrow:
-        BR, BT, programs = 32, _tile(T, 16, 128), 528
-    else:
-        BR, BT, programs = (64, 32, 500) if T < 128 else (64, _tile(T, 16, 256), 200)
-    shares = programs // (triton.cdiv(T, BT) * triton.cdiv(CO, BO) * M)
-    return BR, BT, BO, max(1, min(triton.cdiv(rows, 4 * BR), shares))
+@lru_cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program can have."""
+    if device.type == "cpu":  # Triton's interpreter, which has no bounds
+        return 2**31
+    return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 def _product(
@@ -224,7 +198,7 @@ def _product(
     CO, (OH, OW) = taps.shape[1], size
     rows, T = B * OH * OW, kernel * kernel * C
     out = empty_images(x, B, M, CO, OH, OW)
-    BR, BT, BO, warps = _tiles(x, CO, rows, T, pad)
+    BR, BT, BO, warps = forward_tiles(x, CO, rows, T, pad)
     grid = (triton.cdiv(rows, BR), triton.cdiv(CO, BO), M)
     _forward[grid](
         x, taps, out, *x.stride(), out.stride(1), out.stride(4), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad,
@@ -254,7 +228,7 @@ def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, p
     M, B, C, H, W = x.shape
     CO, OH, OW = dy.shape[2:]
     T, rows = kernel * kernel * C, B * OH * OW
-    BR, BT, BO, shares = _weight_tiles(x, CO, rows, T)
+    BR, BT, BO, shares = weight_tiles(x, CO, rows, T, _shared_memory(x.device))
     share = triton.cdiv(triton.cdiv(rows, shares), BR) * BR
     shares = triton.cdiv(rows, share)
     out = torch.empty((shares, M, T * CO), dtype=torch.float32, device=x.device)
