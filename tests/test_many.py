@@ -241,9 +241,8 @@ class Replayed:
         return self.made.setdefault(key, body)(*given)
 
 
-@pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.1), fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1)], ids=repr)
-def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
-    """Unless the algorithm asks how many clients take part, as FedHBM does."""
+def recorded(monkeypatch) -> list[work.Crew]:
+    """Have all work recorded from now on. The crews, as they are made."""
     crews = []
     make = work.Crew.__init__
 
@@ -252,10 +251,17 @@ def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
         self._graphs = Replayed()
         crews.append(self)
 
-    runs = [run_of(seed, algorithm, selection=fm.MD(m=8), rounds=12) for seed in range(3)]
-    alone = [fm.run(**SHARED | given) for given in runs]
     monkeypatch.setattr(work.Crew, "__init__", recording)
     monkeypatch.setattr(work.Plan, "fixed_shapes", True)
+    return crews
+
+
+@pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.1), fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1)], ids=repr)
+def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
+    """Unless the algorithm asks how many clients take part, as FedHBM does."""
+    runs = [run_of(seed, algorithm, selection=fm.MD(m=8), rounds=12) for seed in range(3)]
+    alone = [fm.run(**SHARED | given) for given in runs]
+    crews = recorded(monkeypatch)
     for together, single in zip(fm.run_many(runs, **SHARED), alone, strict=True):
         assert same(together, single)
     sizes = {len(record.cohort) for single in alone for record in single.history}
@@ -266,3 +272,18 @@ def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
     else:
         assert all(key[1] == 3 for key in made if key[-1] is None)  # all runs at once, but perhaps in the first round
         assert len({key for key in made if key[-1] is None}) <= len(sizes)
+
+
+class Turning(fm.Mime):
+    """Sends its vectors in another order every other round."""
+
+    def broadcast(self, x, state, ctx):
+        msg = super().broadcast(x, state, ctx)
+        return dict(reversed(msg.items())) if ctx.t % 2 else msg
+
+
+def test_a_recording_does_not_depend_on_the_order_of_a_message(monkeypatch):
+    given = SHARED | run_of(0, Turning(lr=0.1, beta=0.2))
+    alone = fm.run(**given)
+    recorded(monkeypatch)
+    assert same(fm.run(**given), alone)

@@ -266,8 +266,10 @@ class Simulation:
                     return state, prepared
                 state = state | prepared.sums
             msg = algorithm.broadcast(self.x, state, errand.ctx)
-            expect(algorithm, "broadcast", msg, [name for name in algorithm.down if name != "x"])
-            visit = yield from self.visitor.visit(cohort, errand._replace(phase="train", msg=msg))
+            names = [name for name in algorithm.down if name != "x"]
+            expect(algorithm, "broadcast", msg, names)
+            in_order = {name: msg[name] for name in names}  # a recording knows vectors by their places
+            visit = yield from self.visitor.visit(cohort, errand._replace(phase="train", msg=in_order))
         except Blame as blame:
             raise DivergenceError(
                 f"The update of client {blame.client} in round {self.t + 1} is not finite; use a smaller 'lr', "

@@ -131,8 +131,8 @@ class Visitor:
             chosen = slice(None) if good is None or whole else good.nonzero().flatten().to(errand.x.device)
             reports.append(done.report)
             states.append((_kept(places, good), {name: v[chosen].clone() for name, v in done.own.items()}))
+            block = _block_of(places, b, S) if done.sums and whole else None
             for name, (upload, _) in reduce.items():
-                block = _block_of(places, b, S) if done.sums and whole else None
                 if block is not None:
                     sums[block][name] = done.sums[name]
                 else:
