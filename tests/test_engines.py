@@ -504,17 +504,23 @@ def test_images_are_stored_channels_last_where_the_model_takes_them_so(view):
     assert exact.laid_out(images.double()).is_contiguous()
 
 
-@pytest.mark.parametrize("kibibytes", [99, 163, 227])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tiles_fit_into_a_gpu_s_shared_memory(kibibytes, dtype):
-    """Of two tiles of each factor, which is what Triton makes room for; 99 KiB is what most kinds of GPU have."""
+@pytest.mark.parametrize(("kibibytes", "stages"), [(99, 2), (163, 2), (227, 3)], ids=["most", "A100", "H200"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_tiles_fit_into_a_gpu_s_shared_memory(kibibytes, stages, dtype):
+    """As many of either factor's as Triton makes room for there, where a loop has three stages."""
     for C, CO, K in product((1, 3, 10, 16, 20, 32, 64, 65), (6, 20, 64, 200), (1, 3, 5, 7)):
-        x, T = torch.empty((10, 20, C, 32, 32), dtype=dtype, device="meta"), C * K * K
-        found = [tiles.forward_tiles(x, CO, 20 * 28 * 28, T, pad) for pad in (0, 1)]
+        x, rows, T = torch.empty((10, 20, C, 32, 32), dtype=dtype, device="meta"), 20 * 28 * 28, C * K * K
+        found = [tiles.forward_tiles(x, CO, rows, T, pad) for pad in (0, 1)]
         sizes = [BT * (BR + BO) for BR, BT, BO, _ in found]
-        BR, BT, BO, shares = tiles.weight_tiles(x, CO, 20 * 28 * 28, T, kibibytes * 1024)
-        assert 2 * dtype.itemsize * max(*sizes, BR * (BT + BO)) <= kibibytes * 1024
-        assert shares >= 1
+        BR, BT, BO, _ = tiles.weight_tiles(x, CO, rows, T, kibibytes * 1024)
+        assert stages * dtype.itemsize * max(*sizes, BR * (BT + BO)) <= kibibytes * 1024
+
+
+def test_a_gpu_with_room_gets_the_tiles_that_were_fastest_on_it():
+    """MNIST's second layer, 10 → 20 channels."""
+    x = torch.empty((25, 20, 10, 12, 12), device="meta")
+    assert tiles.weight_tiles(x, 20, 20 * 8 * 8, 250, 227 * 1024)[:3] == (64, 256, 32)
+    assert tiles.weight_tiles(x, 20, 20 * 8 * 8, 250, 99 * 1024)[:3] == (32, 128, 32)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

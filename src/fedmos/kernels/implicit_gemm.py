@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .layout import empty_images
-from .tiles import forward_tiles, weight_tiles
+from .tiles import STAGES, forward_tiles, weight_tiles
 
 
 @triton.jit
@@ -203,7 +203,7 @@ def _product(
     _forward[grid](
         x, taps, out, *x.stride(), out.stride(1), out.stride(4), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad,
         dilation, PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps,
-        num_stages=2 if C % 16 and T >= 128 else 3,
+        num_stages=2 if C % 16 and T >= 128 else STAGES,
     )  # fmt: skip
     return out
 
@@ -235,7 +235,7 @@ def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, p
     grid = (triton.cdiv(T, BT), triton.cdiv(CO, BO) * shares, M)
     _weight[grid](
         x, dy, out, *x.stride(), *dy.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, share,
-        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=3,
+        PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=STAGES,
     )  # fmt: skip
     total = (out[0] if shares == 1 else out.sum(0)).to(x.dtype)
     if C % BT:  # few channels

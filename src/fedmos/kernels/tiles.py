@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_LARGEST = 160 * 2**10
-"""Bytes of shared memory that the largest tiles take. Data centres' GPUs have them; others have 99 KiB."""
+STAGES = 3
+"""Of a product's loop over tiles: so many of either factor's are in shared memory at once, on some GPUs one fewer."""
 
 
 def forward_tiles(x: Tensor, CO: int, rows: int, T: int, pad: int) -> tuple[int, int, int, int]:
@@ -33,12 +33,17 @@ def weight_tiles(x: Tensor, CO: int, rows: int, T: int, shared: int) -> tuple[in
     M, C, narrow, BO = len(x), x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
     if C % 16 == 0:
         BR, BT, programs = (64, 64, 528) if narrow else (32, 32, 1056)
-    elif narrow or (T >= 128 and shared < _LARGEST):
+    elif narrow or (T >= 128 and _taken(64, _tile(T, 16, 256) + BO) > shared):
         BR, BT, programs = 32, _tile(T, 16, 128), 528
     else:
         BR, BT, programs = (64, 32, 500) if T < 128 else (64, _tile(T, 16, 256), 200)
     shares = programs // (-(T // -BT) * -(CO // -BO) * M)
     return BR, BT, BO, max(1, min(-(rows // (-4 * BR)), shares))
+
+
+def _taken(rows: int, columns: int) -> int:
+    """Bytes of shared memory for tiles of float32."""
+    return STAGES * 4 * rows * columns
 
 
 def _tile(n: int, low: int, high: int) -> int:
