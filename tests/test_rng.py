@@ -88,3 +88,12 @@ def test_choose_is_uniform_without_replacement(n, m):
     q = m / n
     z = (counts - rounds * q) / np.sqrt(rounds * q * (1 - q))
     assert np.abs(z).max() < 4
+
+
+@pytest.mark.parametrize("keep", [1, 7, 40, 41])
+def test_the_beginning_of_an_order_is_that_of_the_whole(keep):
+    keys, sizes = fold(torch.tensor(3), torch.arange(60)), torch.arange(60) % 41
+    some, whole = permute(keys, sizes, 41, keep), permute(keys, sizes, 41)
+    counts = torch.arange(keep) < sizes[:, None]
+    assert some.shape == (60, keep)
+    assert torch.equal(some[counts], whole[:, :keep][counts])

@@ -108,7 +108,7 @@ class Batches:
         key = self.stream(purpose)[:, None]
         at_once = max(1, _RANKS_AT_ONCE // (len(self.n) * self.chunk.width))
         parts = torch.arange(count, device=self.n.device).split(at_once)
-        orders = [permute(fold(key, part), self.n[:, None], self.chunk.width)[..., :keep] for part in parts]
+        orders = [permute(fold(key, part), self.n[:, None], self.chunk.width, keep) for part in parts]
         return torch.cat(orders, dim=1)
 
     def _phases(self) -> Tensor:

@@ -159,7 +159,7 @@ class Crew:
         sizes, B = self.task.data.sizes[ids], self.task.batch_size
         if batch and B is not None:
             key = self.task.stream(t, ids, Purpose.PROBE)
-            order = permute(key, sizes, int(sizes.max()))[:, : min(B, int(sizes.max()))]
+            order = permute(key, sizes, int(sizes.max()), min(B, int(sizes.max())))
             positions = [order[row, : int(size)] for row, size in enumerate(sizes.clamp(max=B))]
         else:
             positions = [torch.arange(int(size)) for size in sizes]
