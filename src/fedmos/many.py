@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from .engine.fitness import repeatable
+from .engine.job import Job
 from .engine.merge import Together, shape_of
 from .engine.rounds import DivergenceError, Evaluation, Steps
 from .engine.task import Moved
 from .engine.visit import Read, read
-from .engine.work import Job
 from .history import Record
 from .precision import arithmetic
 from .ranks import Ranks, join

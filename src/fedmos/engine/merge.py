@@ -18,9 +18,10 @@ from ..algorithm import Vectors
 from ..data.federated import FederatedData
 from ..metrics import Evaluator
 from ..rng import signed
+from .job import Done, Job, filled_up
 from .rounds import Simulation
 from .task import Task
-from .work import Crew, Done, Job, filled_up
+from .work import Crew
 
 _log = logging.getLogger("fedmos")
 

@@ -26,11 +26,12 @@ from .choosing import Choice, Chooser, Cohort, Memory, as_sent, over_selecting
 from .clients import ClientStore
 from .decay import Decay, decayed
 from .declaration import shapes
+from .job import Job
 from .local import Watch
 from .task import Task
 from .timing import Timing, Traffic
 from .visit import Blame, Errand, Read, Visit, Visitor, read
-from .work import Crew, Job, Plan, expect, largest_of
+from .work import Crew, Plan, expect, largest_of
 
 
 class DivergenceError(RuntimeError):

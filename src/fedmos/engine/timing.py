@@ -11,7 +11,7 @@ from torch import Tensor
 from ..cost import Wire
 from ..system import Clock
 from .choosing import Choice
-from .work import Phase
+from .job import Phase
 
 
 class Traffic(NamedTuple):

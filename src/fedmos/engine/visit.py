@@ -15,9 +15,10 @@ from ..algorithm import Algorithm, Context, Vectors
 from ..ranks import Ranks
 from .choosing import Cohort
 from .clients import ClientStore
+from .job import Job, Phase
 from .task import Task
 from .timing import Timing
-from .work import Crew, Job, Phase
+from .work import Crew
 
 _BLOCKS = 8
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientContext, Context, Vectors
+from ..algorithm import Algorithm, ClientContext, Vectors
 from ..metrics import Evaluator, client_losses
 from ..ranks import Ranks
 from ..rng import Purpose, permute
@@ -20,11 +19,10 @@ from .batched import Batched
 from .batches import Chunk
 from .gradients import Call, LocalGradient, samples_taken
 from .graphs import Graphs
+from .job import Done, Job, Phase, filled_up, of_clients, packed, unpacked
 from .local import Watch, local_work
 from .loop import Loop
 from .task import Task
-
-Phase = Literal["prepare", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,61 +43,6 @@ class Plan:
     def fixed_shapes(self) -> bool:
         """Whether a new shape costs a compilation or a capture."""
         return self.compiled or self.graphed
-
-
-class Job(NamedTuple):
-    """A chunk of clients, and what they are given. Numbers are float64 on the CPU, vectors on the run's device.
-
-    Where several runs work together, each with as many clients, x and the vectors of msg are (runs, D) instead of (D,),
-    and lr, W and the fields have an entry for each run.
-    """
-
-    phase: Phase
-    ids: Tensor
-    """(M,), on the CPU."""
-    ctx: Context
-    lr: list[float]
-    W: list[float]
-    x: Tensor
-    msg: Vectors
-    own: Vectors
-    """(M, D) each."""
-    last: Tensor
-    """(M,), on the CPU."""
-    factors: Vectors
-    """For each sum, what the clients' uploads are multiplied by, (M,)."""
-    width: int
-    """The largest number of samples in the whole cohort."""
-    fields: Mapping[str, list[float]] = {}
-    """Fields of the algorithm that differ between runs."""
-    runs: int = 1
-
-
-class Done(NamedTuple):
-    """What came of a job; all but `samples` is on the run's device. The next job may overwrite uploads and own.
-
-    Where several runs worked together, sums and report have an axis in front, for the runs.
-    """
-
-    uploads: Vectors
-    """(M, D) each."""
-    own: Vectors
-    sums: Vectors
-    """Σ factor · upload over the clients, (D,), where it was computed at once."""
-    report: Tensor
-    """(2, M), float64: the largest number a client sends or keeps, finite only if all are; and its loss."""
-    samples: Callable[[], Tensor]
-    """(M,), on the CPU: how many samples' gradients each client computed."""
-
-
-class Inputs(NamedTuple):
-    """Everything that differs between jobs of one shape."""
-
-    numbers: Tensor
-    """All that comes from the host, in one piece."""
-    x: Tensor
-    msg: Vectors
-    own: Vectors
 
 
 class Outputs(NamedTuple):
@@ -205,12 +148,12 @@ class Crew:
         key = (job.phase, job.runs, job.ids.shape[0], width, steps, self.counted(job))
 
         def body(numbers: Tensor, x: Tensor, *vectors: Tensor) -> Outputs:
-            msg, own = vectors[: len(job.msg)], vectors[len(job.msg) :]
-            inputs = Inputs(numbers, x, dict(zip(job.msg, msg, strict=True)), dict(zip(job.own, own, strict=True)))
-            outputs, self._calls[key] = self._body(job, inputs, width, steps, watch)
+            msg = dict(zip(job.msg, vectors[: len(job.msg)], strict=True))
+            own = dict(zip(job.own, vectors[len(job.msg) :], strict=True))
+            outputs, self._calls[key] = self._body(job._replace(x=x, msg=msg, own=own), numbers, width, steps, watch)
             return outputs
 
-        numbers, vectors = _packed(job), (job.x, *job.msg.values(), *job.own.values())
+        numbers, vectors = packed(job), (job.x, *job.msg.values(), *job.own.values())
         if self._graphs is None or watch is not None:
             outputs = body(numbers.to(job.x.device), *vectors)
         else:
@@ -246,10 +189,11 @@ class Crew:
             return job
         return filled_up(job, min(_rounded(M), max(M, self.plan.chunk)))
 
-    def _body(self, job: Job, given: Inputs, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
+    def _body(self, job: Job, given: Tensor, width: int, steps: int, watch: Watch | None) -> tuple[Outputs, list[Call]]:
+        """The job's vectors as they are; its numbers from `given`, where they are on the device."""
         ctx, M = job.ctx, len(job.ids)
-        x, msg = _of_clients(job, given.x), {name: _of_clients(job, v) for name, v in given.msg.items()}
-        numbers = _unpacked(job, given.numbers, x.dtype)
+        x, msg = of_clients(job, job.x), {name: of_clients(job, v) for name, v in job.msg.items()}
+        numbers = unpacked(job, given, x.dtype)
         offsets, sizes, importance = self.task.tables
         ids = numbers.ids
         # In a recording, round and Σw are tensors, too; elsewhere they are what algorithms see in a simple run.
@@ -269,7 +213,7 @@ class Crew:
             W=W,
             x=x,
             msg=msg,
-            own={name: grad.rows(v) for name, v in given.own.items()},
+            own={name: grad.rows(v) for name, v in job.own.items()},
             K=grad.rows(grad.batches.K[:, None].to(x)),
             p=grad.rows(importance[ids, None].to(x)),
             last=grad.rows(numbers.last),
@@ -327,50 +271,6 @@ def _weighted(factors: Tensor, uploads: Tensor) -> Tensor:
     return (factors.view(len(uploads), 1, -1) @ uploads)[:, 0]
 
 
-class Numbers(NamedTuple):
-    """What came from the host."""
-
-    t: Tensor
-    ids: Tensor
-    last: Tensor
-    lr: Tensor
-    W: Tensor
-    factors: Vectors
-    fields: Vectors
-
-
-def _packed(job: Job) -> Tensor:
-    """Everything of a job that is on the host as one int64 vector, the floats by their bits: one copy to a device."""
-    of_runs = torch.tensor([*job.lr, *job.W, *chain(*job.fields.values())], dtype=torch.float64)
-    floats = [v.view(torch.int64) for v in (of_runs, *job.factors.values())]
-    return torch.cat([torch.tensor([job.ctx.t]), job.ids, job.last, *floats])
-
-
-def _unpacked(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:
-    """The way back, for any job of the same shape."""
-    M = len(job.ids)
-    (t,), ids, last, rest = numbers.split([1, M, M, len(numbers) - 1 - 2 * M])
-    floats = rest.view(torch.float64).to(dtype)
-    of_runs, *columns = floats.split([job.runs * (2 + len(job.fields)), *[M] * len(job.factors)])
-    lr, W, *fields = (_of_clients(job, v[:, None]) for v in of_runs.split(job.runs))
-    if job.runs == 1:
-        lr, W = lr[0, 0], W[0, 0]
-    return Numbers(
-        t=t,
-        ids=ids,
-        last=last[:, None].to(dtype),
-        lr=lr,
-        W=W,
-        factors=dict(zip(job.factors, columns, strict=True)),
-        fields=dict(zip(job.fields, fields, strict=True)),
-    )
-
-
-def _of_clients(job: Job, v: Tensor) -> Tensor:
-    """What each run has, for each of its clients."""
-    return v if job.runs == 1 else v.repeat_interleave(len(job.ids) // job.runs, dim=0)
-
-
 def expect(algorithm: Algorithm, method: str, got: Vectors, names: Any, some: bool = False) -> None:
     """Hold a method to the declaration: exactly these names, or some of them."""
     if not (all(name in names for name in got) and (some or all(name in got for name in names))):
@@ -384,22 +284,6 @@ def _rounded(n: int) -> int:
     """n, or the next number with three leading bits: few shapes for many sizes."""
     step = 1 << max(0, n.bit_length() - 3)
     return -(n // -step) * step
-
-
-def filled_up(job: Job, M: int) -> Job:
-    """The job with its first client repeated up to M rows."""
-    more = M - job.ids.shape[0]
-    if more == 0:
-        return job
-
-    def fill(v: Tensor) -> Tensor:
-        return torch.cat([v, v[:1].expand(more, *v.shape[1:])])
-
-    def fill_all(vectors: Vectors) -> Vectors:
-        return {name: fill(v) for name, v in vectors.items()}
-
-    nothing = {name: torch.cat([v, v.new_zeros(more)]) for name, v in job.factors.items()}
-    return job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=nothing)
 
 
 def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:

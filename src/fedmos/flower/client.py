@@ -18,9 +18,10 @@ from ..data.federated import FederatedData
 from ..engine.choosing import cohort_size
 from ..engine.declaration import check_declaration, shapes
 from ..engine.fitness import check_fit
+from ..engine.job import Job, Phase
 from ..engine.plan import choose_plan
 from ..engine.task import Task, on_device
-from ..engine.work import Crew, Job, Phase
+from ..engine.work import Crew
 from ..losses import Loss
 from ..metrics import Evaluator
 from ..params import FlatModel

@@ -10,9 +10,10 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from ..algorithm import Algorithm, Vectors
+from ..engine.job import Done, Job
 from ..engine.local import Watch
 from ..engine.task import Task
-from ..engine.work import Crew, Done, Job, Plan, Silent
+from ..engine.work import Crew, Plan, Silent
 from ..metrics import Evaluator, measurable
 from ..ranks import Ranks
 from . import wire
