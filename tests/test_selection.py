@@ -933,6 +933,47 @@ def test_selection_follows_seed_and_round(name):
     assert (draws(1, rounds) != draws(1, range(2, 8))) == (name != "Full")
 
 
+AHEAD = [fm.MD, fm.ACS, fm.Uniform, *(lambda m, w=w: fm.Uniform(m=m, weights=w) for w in ("cohort", "mean"))]
+
+
+@pytest.mark.parametrize("make", AHEAD)
+@pytest.mark.parametrize(("N", "m"), [(12, 1), (12, 5), (12, 12), (700, 30), (700, 300)])
+def test_many_rounds_drawn_at_once_are_those_drawn_one_by_one(make, N, m):
+    view = view_of((np.random.default_rng(N).random(N) + 0.01).tolist())
+    ids, weights = make(m=m).select_ahead(view, range(3, 40))
+    one_by_one = list(drawn(make(m=m), view, rounds=37, start=3))
+    assert list(zip(ids.tolist(), weights.tolist(), strict=True)) == one_by_one
+
+
+@pytest.mark.parametrize("selection", [fm.Uniform(m=3), fm.MD(m=5), fm.ACS(m=5)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("seed", [0, 5, 2**60 + 1])
+def test_a_run_s_cohorts_are_the_selector_s(quick, tmp_path, selection, seed):
+    """Over more rounds than are drawn at once, whole or resumed; repeats are summed."""
+    whole = quick(selection=selection, rounds=40, seed=seed, eval_every=40)
+    for rounds in (7, 23, 40):
+        parts = quick(selection=selection, rounds=rounds, seed=seed, eval_every=40, out=tmp_path / "run", resume=True)
+    assert [(r.cohort, r.weights) for r in parts.history] == [(r.cohort, r.weights) for r in whole.history]
+    assert digest(parts) == digest(whole)
+    picks = Counter(i for r in whole.history for i in r.cohort)
+    view = view_of([1.0] * len(whole.selection["picks"]))
+    view.seed = seed
+    by_hand = [sorted(set(ids)) for ids, _ in drawn(selection, view, rounds=40)]
+    if isinstance(selection, fm.Uniform):  # the others follow the importances, which the view does not know
+        assert [r.cohort for r in whole.history] == by_hand
+    assert [picks[i] for i in range(view.N)] == whole.selection["picks"].tolist()
+
+
+class OddOnly(fm.Uniform):
+    """A selector that inherits how to draw ahead, but selects otherwise."""
+
+    def select(self, view: fm.View) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(1, view.N, 2), torch.ones(view.N // 2, dtype=torch.float64)
+
+
+def test_a_selection_of_one_s_own_is_not_drawn_ahead_by_another(quick):
+    assert all(i % 2 for r in quick(selection=OddOnly(m=3), rounds=5).history for i in r.cohort)
+
+
 def digest(result: fm.Result) -> str:
     return hashlib.sha256(result.params.numpy().tobytes()).hexdigest()
 

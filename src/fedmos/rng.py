@@ -76,15 +76,24 @@ def stream(
     if not isinstance(seed, Tensor):
         start = _folded(seed, int(purpose))
         if not isinstance(round, Tensor):
-            start = _folded(start, round)
             if not isinstance(client, Tensor):
-                return torch.full((), signed(_folded(start, client)), device=device)
-            return fold(torch.full((), signed(start), device=device), client.to(device))
+                return torch.full((), _key(start, round, client), device=device)
+            return fold(torch.full((), signed(_folded(start, round)), device=device), client.to(device))
         key = torch.full((), signed(start), device=device)
     else:
         key = fold(seed, int(purpose))
     key = fold(key, round)
     return fold(key, client.to(device) if isinstance(client, Tensor) else client)
+
+
+def streams(seed: int, rounds: range, client: int, purpose: Purpose) -> Tensor:
+    """The keys of one client's streams in several rounds."""
+    start = _folded(seed, int(purpose))
+    return torch.tensor([_key(start, t, client) for t in rounds])
+
+
+def _key(start: int, round: int, client: int) -> int:
+    return signed(_folded(_folded(start, round), client))
 
 
 def uniform(key: Tensor) -> Tensor:
@@ -94,14 +103,14 @@ def uniform(key: Tensor) -> Tensor:
 
 def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
     """Uniform numbers `start` … `start + count − 1` of a stream; a last axis is added to `key`'s shape."""
-    if key.ndim == 0 and key.device.type == "cpu":
-        return torch.from_numpy(_few_draws(int(key) % 2**64, start, count))
+    if key.device.type == "cpu" and key.numel() * count <= _FEW:
+        return torch.from_numpy(_few_draws(key.numpy()[..., None].view(np.uint64), start, count))
     return uniform(fold(key.unsqueeze(-1), torch.arange(start, start + count, device=key.device)))
 
 
-def _few_draws(key: int, start: int, count: int) -> NDArray[np.float64]:
-    """`draws` of one stream: the same numbers. NumPy is quicker with few."""
-    z = (_counter_of_few if count <= _FEW else _counter)(start, count) + np.uint64(key)
+def _few_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.float64]:
+    """`draws`, the same numbers. NumPy is quicker with few."""
+    z = _counter(start, count) + key
     for bits, factor in _MIXING:
         z ^= z >> bits
         z *= factor
@@ -110,12 +119,12 @@ def _few_draws(key: int, start: int, count: int) -> NDArray[np.float64]:
     return numbers
 
 
+@lru_cache(maxsize=256)
 def _counter(start: int, count: int) -> NDArray[np.uint64]:
     """What is added to a key, by the number of the draw."""
     return np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
 
 
-_counter_of_few = lru_cache(maxsize=256)(_counter)
 _FEW = 4096
 _MIXING = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 
@@ -135,15 +144,19 @@ def permute(key: Tensor, size: Tensor, width: int, keep: int | None = None) -> T
 
 
 def choose(key: Tensor, n: int, m: int) -> Tensor:
-    """m distinct numbers of 0 … n−1, every subset and order equally likely, in O(m) unless m is a large share of n."""
+    """m distinct numbers of 0 … n−1, every subset and order equally likely, in O(m) unless m is a large share of n.
+
+    A last axis is added to the shape of `key`.
+    """
     if 4 * m >= n:
         return permute(key, torch.tensor(n), n, m)
     # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
-        values = list(dict.fromkeys((_few_draws(int(key) % 2**64, 0, count) * n).astype(np.int64).tolist()))
-        if len(values) >= m:
-            return torch.from_numpy(np.array(values[:m], dtype=np.int64))
+        drawn = (draws(key, count) * n).to(torch.int64).view(-1, count).tolist()
+        values = [list(dict.fromkeys(row))[:m] for row in drawn]
+        if all(len(row) == m for row in values):
+            return torch.from_numpy(np.array(values, dtype=np.int64)).view(*key.shape, m)
         count *= 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -104,21 +105,22 @@ class Chooser:
         self._task, self._crew, self._last = task, crew, last
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
-        self._foreseen: tuple[int, Choice] | None = None
+        self._foreseen: dict[int, Choice] = {}
+        self._ahead = min(16, 2**16 // N)
+        """Rounds whose cohorts are drawn at once: few, where clients are many."""
 
     def foresee(self, t: int) -> None:
         """Draw the cohort of a round to come, where it depends on nothing that happens until then."""
-        if _foreseeable(self.selector):
+        if t not in self._foreseen and _says(self.selector, "foreseeable"):
+            many = self._availability is None and self._ahead > 1 and _says(self.selector, "select_ahead")
             try:
-                self._foreseen = (t, self._draw(t, torch.empty(0)))
+                self._foreseen = self._drawn_ahead(t) if many else {t: self._draw(t, torch.empty(0))}
             except Exception:  # whatever it is, it belongs to its own round, if that ever comes
-                self._foreseen = None
+                self._foreseen = {}
 
     def draw(self, t: int, x: Tensor) -> Choice:
         """This round's cohort; a client drawn more than once trains once, with its weights summed."""
-        if self._foreseen is not None and self._foreseen[0] == t:
-            return self._foreseen[1]
-        return self._draw(t, x)
+        return self._foreseen[t] if t in self._foreseen else self._draw(t, x)
 
     def _draw(self, t: int, x: Tensor) -> Choice:
         silent = torch.empty(0, dtype=torch.int64)
@@ -129,24 +131,44 @@ class Chooser:
                 silent = torch.cat([silent, error.ids]).unique()
 
     def _drawn(self, t: int, x: Tensor, silent: Tensor) -> Choice:
-        choice = Choice(
-            cohort=Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64), W=0.0, width=0),
-            available=len(self._task.data),
-            state={name: v.clone() for name, v in self.memory.state.items()},
-            holding=torch.empty(0, dtype=torch.int64),
-        )
+        choice = self._nobody()
         view = self._view(t, x, choice, silent)
         if choice.available == 0:
             return choice
-        choice.cohort = self._in_order(self._selected(view), view)
+        chosen = self._selected(view, self.selector.select)
+        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
+            owner = f"{type(self.selector).__name__}: 'select' must return"
+            raise ValueError(f"{owner} client numbers and their weights, got {shown(chosen)}")
+        (choice.cohort,) = self._in_order(_array(chosen[0])[None], _array(chosen[1])[None], view)
         return choice
 
-    def _selected(self, view: View) -> Any:
+    def _drawn_ahead(self, t: int) -> dict[int, Choice]:
+        """The cohorts of this round and some more. They depend on neither state nor answers."""
+        choice, ahead = self._nobody(), self._ahead
+        rounds = range(t, t + ahead - (t + self._task.seed) % ahead)  # runs side by side draw in different rounds
+        view = self._view(t, torch.empty(0), choice, choice.holding)
+        ids, weights = self._selected(view, lambda view: self.selector.select_ahead(view, rounds))
+        cohorts = self._in_order(ids.numpy(), weights.numpy(), view)
+        return {
+            t: Choice(cohort=cohort, available=choice.available, state=choice.state, holding=choice.holding)
+            for t, cohort in zip(rounds, cohorts, strict=True)
+        }
+
+    def _nobody(self) -> Choice:
+        nobody = torch.empty(0, dtype=torch.int64)
+        return Choice(
+            cohort=Cohort(nobody, torch.empty(0, dtype=torch.float64), W=0.0, width=0),
+            available=len(self._task.data),
+            state={name: v.clone() for name, v in self.memory.state.items()},
+            holding=nobody,
+        )
+
+    def _selected(self, view: View, select: Callable[[View], Any]) -> Any:
         """What the selector answers. Of what it is shown, it may change its state alone."""
         owner = f"{type(self.selector).__name__}:"
         seen = [view.p, view.n, view.last, view.picks, view.durations, *view.reported.values()]
         before = [v._version for v in seen if v is not None]
-        chosen = self.selector.select(view)
+        chosen = select(view)
         if before != [v._version for v in seen if v is not None]:
             raise ValueError(f"{owner} 'select' must leave what the view shows as it is; use a clone of it")
         unknown = set(view.state) - set(self.selector.state)
@@ -157,31 +179,34 @@ class Chooser:
                 raise ValueError(f"{owner} 'state' must hold tensors, got {shown(v)} for {name!r}")
         return chosen
 
-    def _in_order(self, chosen: Any, view: View) -> Cohort:
-        """Each client once, by number. In NumPy, which is quicker with few."""
+    def _in_order(self, drawn: NDArray[Any], weights: NDArray[Any], view: View) -> list[Cohort]:
+        """Of each row, each client once, by number. In NumPy, which is quicker with few."""
         owner = f"{type(self.selector).__name__}: 'select' must return"
-        if not isinstance(chosen, tuple | list) or len(chosen) != 2:
-            raise ValueError(f"{owner} client numbers and their weights, got {shown(chosen)}")
-        ids, weights = self._numbers(chosen[0], view.N, "return"), _array(chosen[1])
-        if len(ids) == 0 and self._availability is None:
+        ids = self._numbers(drawn, view.N, "return")
+        if ids.size == 0 and self._availability is None:
             raise ValueError(f"{owner} at least one client, got none")
         fit = weights.shape == ids.shape and weights.dtype.kind in "biuf"
-        if not fit or not (len(ids) == 0 or (_least(weights) >= 0 and _most(weights) < np.inf)):
-            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {shown(weights.tolist())}")
-        order = ids.argsort(kind="stable")
-        ids, weights = ids[order], weights[order].astype(np.float64, copy=False)
-        if not np.logical_and.reduce(ids[1:] > ids[:-1]):
+        if not fit or not (ids.size == 0 or (_least(weights, None) >= 0 and _most(weights, None) < np.inf)):
+            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {shown(weights.tolist()[0])}")
+        order = ids.argsort(axis=1, kind="stable")
+        rows = np.arange(len(ids))[:, None]
+        ids, weights = ids[rows, order], weights[rows, order].astype(np.float64, copy=False)
+        distinct = np.logical_and.reduce(ids[:, 1:] > ids[:, :-1], axis=1)
+        return [self._cohort(*row, view) for row in zip(ids, weights, distinct, strict=True)]
+
+    def _cohort(self, ids: NDArray[np.int64], weights: NDArray[np.float64], distinct: bool, view: View) -> Cohort:
+        if not distinct:
             ids, place = np.unique(ids, return_inverse=True)
             weights = np.bincount(place, weights).astype(np.float64)  # adds one after another
         return Cohort.of(_global(view, torch.from_numpy(ids)), torch.from_numpy(weights), self._task.data)
 
-    def _numbers(self, given: Any, N: int, verb: str) -> NDArray[np.int64]:
-        """Client numbers of the selector's, of whatever kind."""
-        ids = _array(given)
-        if ids.ndim != 1 or (len(ids) and (ids.dtype.kind not in "iu" or not 0 <= _least(ids) <= _most(ids) < N)):
+    def _numbers(self, rows: NDArray[Any], N: int, verb: str) -> NDArray[np.int64]:
+        """Client numbers of the selector's, of whatever kind, in rows."""
+        known = rows.size == 0 or (rows.dtype.kind in "iu" and 0 <= _least(rows, None) <= _most(rows, None) < N)
+        if rows.ndim != 2 or not known:
             owner = f"{type(self.selector).__name__}: 'select' must {verb}"
-            raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {shown(ids.tolist())}")
-        return ids.astype(np.int64)
+            raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {shown(rows.tolist()[0])}")
+        return rows.astype(np.int64)
 
     def after(self, choice: Choice, kept: Tensor, durations: Tensor | None) -> Memory:
         """What is to be remembered once the round has taken place, what clients report apart."""
@@ -248,7 +273,7 @@ class Chooser:
         )
 
         def asked(ids: Any) -> Tensor:
-            return _global(view, torch.from_numpy(self._numbers(ids, view.N, "ask")))
+            return _global(view, torch.from_numpy(self._numbers(_array(ids)[None], view.N, "ask")[0]))
 
         view.ask_losses = lambda ids, batch: self._losses(x, t, asked(ids), batch, choice)
         view.ask_gradients = lambda ids: self._gradients(x, t, asked(ids), choice)
@@ -293,10 +318,10 @@ _least, _most = np.minimum.reduce, np.maximum.reduce
 """As the methods min and max, which take thrice as long with few numbers."""
 
 
-def _foreseeable(selector: Selector) -> bool:
+def _says(selector: Selector, name: str) -> bool:
     """Whether the class that defines `select` says so; a subclass with a `select` of its own must say it again."""
     owner = next(kind for kind in type(selector).__mro__ if "select" in vars(kind))
-    return bool(vars(owner).get("foreseeable", False))
+    return bool(vars(owner).get(name, False))
 
 
 def _global(view: View, ids: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,9 +90,9 @@ class Numbers(NamedTuple):
 
 def packed(job: Job) -> Tensor:
     """Everything of a job that is on the host as one int64 vector, the floats by their bits: one copy to a device."""
-    of_runs = torch.tensor([*job.lr, *job.W, *chain(*job.fields.values())], dtype=torch.float64)
-    floats = [v.view(torch.int64) for v in (of_runs, *job.factors.values())]
-    return torch.cat([torch.tensor([job.ctx.t]), job.ids, job.last, *floats])
+    of_runs = np.array([*job.lr, *job.W, *chain(*job.fields.values())], dtype=np.float64)
+    floats = [v.view(np.int64) for v in (of_runs, *(v.numpy() for v in job.factors.values()))]
+    return torch.from_numpy(np.concatenate([np.array([job.ctx.t]), job.ids.numpy(), job.last.numpy(), *floats]))
 
 
 def unpacked(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:

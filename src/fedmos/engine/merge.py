@@ -138,10 +138,9 @@ class Together:
     def _job(self, jobs: Sequence[tuple[int, Job]]) -> Job:
         """All the jobs, of as many clients each, as one."""
         first = jobs[0][1]
-        base = torch.tensor([self._base[number] for number, _ in jobs])
         return Job(
             phase=first.phase,
-            ids=(torch.stack([job.ids for _, job in jobs]) + base[:, None]).flatten(),
+            ids=torch.cat([job.ids + self._base[number] for number, job in jobs]),
             ctx=first.ctx,
             lr=[v for _, job in jobs for v in job.lr],
             W=[v for _, job in jobs for v in job.W],

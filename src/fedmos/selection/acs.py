@@ -32,8 +32,15 @@ class ACS(Selector):
         check(self, m=count)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
+        return self._drawn(view, view.key), equal(self.m)
+
+    def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
+        ids = self._drawn(view, view.keys(rounds))
+        return ids, equal(self.m).expand_as(ids)
+
+    def _drawn(self, view: View, key: Tensor) -> Tensor:
         intervals = view.once("by p, sorted", lambda: Intervals(view.p, by_importance(view.p)))
-        return one_per_bin(view.key, intervals, self.m), equal(self.m)
+        return one_per_bin(key, intervals, self.m)
 
     def bins(self, p: Tensor) -> Tensor:
         """The probabilities p_{i,j}, (N, m), of drawing client i from bin j."""

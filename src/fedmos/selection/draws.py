@@ -33,6 +33,8 @@ class Intervals:
 
     def locate(self, u: Tensor) -> Tensor:
         """Whose interval holds each point of [0, total): never one of length zero, whatever rounding does."""
+        if u.ndim > 1:
+            return self.locate(u.flatten()).view(u.shape)
         block = (torch.searchsorted(self._edges, u, right=True) - 1).clamp(0, self._last)
         places = block[:, None] * _BLOCK + torch.arange(_BLOCK)
         inside = places < len(self._mass)

@@ -27,5 +27,12 @@ class MD(Selector):
         check(self, m=count)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
+        return self._drawn(view, view.key), equal(self.m)
+
+    def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
+        ids = self._drawn(view, view.keys(rounds))
+        return ids, equal(self.m).expand_as(ids)
+
+    def _drawn(self, view: View, key: Tensor) -> Tensor:
         intervals = view.once("by p", lambda: Intervals(view.p))
-        return intervals.locate(draws(view.key, self.m) * intervals.total), equal(self.m)
+        return intervals.locate(draws(key, self.m) * intervals.total)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from ..rng import Purpose, stream
+from ..rng import Purpose, stream, streams
 
 T = TypeVar("T")
 
@@ -70,6 +70,10 @@ class View:
         """The stream of this round's selection; see `fedmos.rng`."""
         return stream(self.seed, self.round, 0, Purpose.SELECT)
 
+    def keys(self, rounds: range) -> Tensor:
+        """The same for other rounds."""
+        return streams(self.seed, rounds, 0, Purpose.SELECT)
+
     def once(self, name: str, make: Callable[[], T]) -> T:
         """A value computed on first use: for what depends on p and n alone, such as a sorted order."""
         if name not in self.memo:
@@ -117,6 +121,13 @@ class Selector:
         A pure function of the view. "Unbiased" means that the expected sum of client i's weights is p_i.
         """
         raise TypeError(f"{type(self).__name__} must define select(view) -> ids, weights")
+
+    def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
+        """What `select` would return in each of these rounds, in rows, to the bit.
+
+        Optional, for foreseeable selectors whose cohorts are of one size: many are drawn faster than one by one.
+        """
+        raise TypeError(f"{type(self).__name__} draws one round at a time")
 
 
 def proportional(p: Tensor, ids: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ..rng import choose
@@ -28,12 +29,19 @@ class Uniform(Selector):
         check(self, m=count, weights=one_of("unbiased", "cohort", "mean"))
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
+        ids, weights = self._drawn(view, view.key[None])
+        return ids[0], weights[0]
+
+    def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
+        return self._drawn(view, view.keys(rounds))
+
+    def _drawn(self, view: View, keys: Tensor) -> tuple[Tensor, Tensor]:
         m = min(self.m, view.N)
-        ids = choose(view.key, view.N, m)
+        ids = choose(keys, view.N, m)
         match self.weights:
             case "unbiased":
                 return ids, view.p[ids] * (view.N / m)
             case "cohort":
-                return ids, proportional(view.p, ids)
+                return ids, torch.stack([proportional(view.p, row) for row in ids])
             case _:
-                return ids, equal(m)
+                return ids, equal(m).expand_as(ids)
