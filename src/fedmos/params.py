@@ -76,9 +76,14 @@ class FlatModel:
         """The parameters the module came with."""
         return torch.cat([self.module.get_parameter(places[0]).detach().reshape(-1) for places in self._places])
 
-    def __call__(self, y: Tensor, inputs: Tensor, keys: Tensor | None = None) -> Tensor:
-        """The module's output with parameters y; `keys`, one per sample, seed its dropout."""
-        parts = zip(self._places, y.split(self._sizes), self._shapes, strict=True)
+    def split(self, y: Tensor) -> tuple[Tensor, ...]:
+        """The parameters of each place, along the last axis."""
+        parts: tuple[Tensor, ...] = y.split(self._sizes, dim=-1)
+        return parts
+
+    def __call__(self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None = None) -> Tensor:
+        """The module's output with parameters y, whole or split; `keys`, one per sample, seed its dropout."""
+        parts = zip(self._places, self.split(y) if isinstance(y, Tensor) else y, self._shapes, strict=True)
         values = {place: v.view(shape) for places, v, shape in parts for place in places}
         if keys is not None:
             for number, (name, layer) in enumerate(self._dropout.items()):

@@ -52,13 +52,20 @@ class LocalGradient:
 
     def _take(self, y: Tensor, batch: Batch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
-        self.calls.append(Call(phase, b, self.k))
-        if self.k is not None:
-            self._losses.setdefault(self.k, loss)
+        self._note(loss, Call(phase, b, self.k))
         if self.task.clip is not None:
             norm = g.norm(dim=-1, keepdim=True)
             g = g * (self.task.clip / norm.clamp(min=self.task.clip))
         return g + self.task.weight_decay * y if self.task.weight_decay else g
+
+    def descend(self, y: Tensor, lr: Tensor) -> Tensor:
+        """A plain step, y − lr · g(y); an engine may have a faster way."""
+        return y - lr * self(y)
+
+    def _note(self, loss: Tensor, call: Call) -> None:
+        self.calls.append(call)
+        if call.k is not None:
+            self._losses.setdefault(call.k, loss)
 
     def active(self, k: int) -> Tensor:
         """(M,): which clients still have a step k."""

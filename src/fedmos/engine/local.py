@@ -18,11 +18,12 @@ def local_work(
     algorithm: Algorithm, c: ClientContext, grad: LocalGradient, watch: Watch | None = None
 ) -> tuple[Vectors, Vectors]:
     """Uploads and new state of one client, (D,), or of a chunk of clients, (M, D)."""
+    plain = type(algorithm).step is Algorithm.step
     y = grad.start(c.x)
     s = algorithm.begin(y, c, grad)
     for k in range(grad.batches.steps):
         grad.k = k
-        y_next, s_next = algorithm.step(y, s, c, grad, k)
+        y_next, s_next = (grad.descend(y, c.lr), s) if plain else algorithm.step(y, s, c, grad, k)
         if grad.ragged and k >= grad.task.least_steps:
             active = grad.active(k)[:, None]
             y_next = torch.where(active, y_next, y)

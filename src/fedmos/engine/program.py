@@ -26,25 +26,45 @@ Values = tuple[Tensor, Tensor]
 class Program:
     """(y, inputs, targets, weight, keys) → each client's gradient, (M, D), and weighted loss, (M,)."""
 
-    def __init__(self, model: FlatModel, loss: Loss, compiled: bool) -> None:
-        self._model, self._loss = model, loss
+    def __init__(self, model: FlatModel, loss: Loss, weight_decay: float, compiled: bool) -> None:
+        self._model, self._loss, self._weight_decay, self._compiled = model, loss, weight_decay, compiled
         self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
-        self._compiled = Compiled(self._function) if compiled else None
+        self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
+
+    @property
+    def compiles(self) -> bool:
+        return self._compiled and self._model.module.training
 
     @property
     def seconds(self) -> float:
         """Spent on compiling."""
-        return self._compiled.seconds if self._compiled is not None else 0.0
+        return self._gradient.seconds + self._descent.seconds
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
         with vectorised.on():
-            if self._compiled is None or not self._model.module.training:
-                return self._function(*arguments)
-            values: Values = self._compiled(*arguments)
+            values: Values = (self._gradient if self.compiles else self._function)(*arguments)
             return values
 
-    def _weighted(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor) -> Tensor:
+    def descend(
+        self, lr: Tensor, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None
+    ) -> Values:
+        """A step of SGD and the losses, compiled as one: the gradient is never written to memory as a whole."""
+        arguments = (lr, y, inputs, targets, weight) if keys is None else (lr, y, inputs, targets, weight, keys)
+        with vectorised.on():
+            values: Values = self._descent(*arguments)
+            return values
+
+    def _descend(self, lr: Tensor, y: Tensor, *batch: Tensor) -> Values:
+        parts = self._model.split(y)
+        gradient, value = self._function(parts, *batch)  # split too, so that each part's step is written into its place
+        decay = self._weight_decay
+        new = [v - lr * (g + decay * v if decay else g) for v, g in zip(parts, gradient, strict=True)]
+        return torch.cat(new, dim=-1), value
+
+    def _weighted(
+        self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor
+    ) -> Tensor:
         return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()
 
 
