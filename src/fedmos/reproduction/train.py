@@ -149,11 +149,14 @@ class Trainer:
         run = self._records.find(self._part, job)
         if run is None or run["ended"] == "cut off":
             return False
-        return run["rounds"] >= rounds or run["ended"] == "diverged" or self._stopped(run)
+        return run["rounds"] >= rounds or run["ended"] == "diverged" or self._decided(run)
 
-    def _stopped(self, run: Run) -> bool:
-        """Whether it ended at the target."""
-        return bool(run["tuning"] and self._stop is not None and run["first"].get(aim(*self._stop)) is not None)
+    def _decided(self, run: Run) -> bool:
+        """Whether a trial ended at the target, or is longer already than another of its method's took to get there."""
+        if self._stop is None or not run["tuning"]:
+            return False
+        firsts = [trial["first"].get(aim(*self._stop)) for trial in self._records.runs(self._part, run["method"], True)]
+        return any(first is not None and first[0] <= run["rounds"] for first in firsts)
 
     @property
     def _stop(self) -> tuple[str, float] | None:
