@@ -231,6 +231,31 @@ def test_tuning_takes_the_better_step_size(tiny, tmp_path):
     assert Sheet.of(part, tmp_path).rows()[0][:4] == ["FedAvg", "0.1 (largest tried)", "1", "6"]
 
 
+def test_a_trial_that_is_beaten_is_not_continued(tiny, tmp_path):
+    """Judged by the rounds to a target, which one of two reached in fewer than the other has had without."""
+    part, said = tiny.part("tuned"), []
+    part = replace(part, table=part.table | {"tune": {"lr": [0.001, 0.3], "seed": 9, "by": "rounds"}})
+    records = Records(tmp_path, "tiny")
+    train(part, Wanted(rounds=4, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+    before = [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)]
+    assert before[0] == (0.001, 4) and before[1][1] < 4
+    train(part, Wanted(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+    assert [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)] == before
+    assert [(r["lr"], r["rounds"]) for r in records.runs(part)] == [(0.3, 6)]
+    slower = replace(part, table=part.table | {"tune": {"lr": [0.001, 0.002], "seed": 9, "by": "rounds"}})
+    for rounds in (4, None):  # neither gets there: both go on
+        train(slower, Wanted(rounds=rounds, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+        trials = [(r["lr"], r["rounds"]) for r in records.runs(slower, tuning=True)]
+        assert trials == [(0.001, rounds or 6), (0.002, rounds or 6)]
+
+
+def test_a_study_can_be_evaluated_less_often(tiny, tmp_path):
+    part, records = tiny.part("plain"), Records(tmp_path, "tiny")
+    train(part, Wanted(seeds=1, methods="FedAvg", eval_every=3), tmp_path, records, Deadline(), silent)
+    (run,) = records.runs(part)
+    assert run["curve"]["round"] == [3, 6]
+
+
 def test_runs_that_diverge_are_not_tried_again(tiny, tmp_path):
     part = tiny.part("plain")
     methods = [dict(TINY["base"]["methods"][0], algorithm={"name": "FedAvg", "lr": 3e38})]

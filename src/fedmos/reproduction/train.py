@@ -40,11 +40,17 @@ class Wanted:
     """The first so many."""
     methods: str | None = None
     """Labels or patterns, with commas."""
+    eval_every: int | None = None
     device: str | None = None
     precision: str | None = None
 
     def configuration(self, part: Part) -> CompareConfig:
-        changes: dict[str, Any] = {"rounds": self.rounds, "device": self.device, "precision": self.precision}
+        changes: dict[str, Any] = {
+            "rounds": self.rounds,
+            "eval_every": self.eval_every,
+            "device": self.device,
+            "precision": self.precision,
+        }
         tune = part.table.get("tune", {})
         if self.rounds is not None and self.rounds < tune.get("rounds", 0):
             changes["tune"] = tune | {"rounds": self.rounds}
