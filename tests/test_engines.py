@@ -9,7 +9,7 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.dropout import StreamDropout
-from fedmos.engine import batched, loop, plan, work
+from fedmos.engine import batched, loop, plan, program, work
 from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.clients import ClientStore
 from fedmos.engine.task import Task
@@ -374,6 +374,78 @@ def test_compiled_programs_compute_the_same(quick, monkeypatch):
         monkeypatch.delenv("FEDMOS_ENGINE")
         assert result.info["compiled"]
         assert float((result.params - plain).norm() / plain.norm()) < bound
+
+
+PLAIN_STEPS = {
+    "weight decay": {"weight_decay": 0.1},
+    "clipped": {"clip": 0.01},
+    "epochs of unequal length": {"local_steps": None, "local_epochs": 2, "batch_size": 4},
+    "full batches": {"batch_size": None, "local_steps": None, "local_epochs": 2},
+    "batches in parts": {"at_once": 8, "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_STEPS)
+def test_a_compiled_plain_step_is_the_gradient_and_the_step(quick, monkeypatch, name):
+    """FedAvg's step is compiled with the gradient, but where it is clipped or cut into parts; alone and side by side."""
+    how = {"dtype": torch.float64, "algorithm": fm.FedAvg(lr=0.1)} | PLAIN_STEPS[name]
+    fused = []
+    descend = program.Program.descend
+    monkeypatch.setattr(program.Program, "descend", lambda *given: fused.append(1) or descend(*given))
+    monkeypatch.setattr(batched, "_SAMPLES_AT_ONCE", how.pop("at_once", 8192))
+    loop = quick(engine="loop", **how)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    result = quick(**how)
+    assert result.info["compiled"]
+    assert bool(fused) == (name not in ("clipped", "batches in parts"))
+    assert torch.allclose(result.params, loop.params, rtol=0, atol=1e-12)
+    assert result.history[-1].train_loss == pytest.approx(loop.history[-1].train_loss, abs=1e-12)
+
+
+def test_plain_steps_of_runs_side_by_side_have_their_own_step_sizes(quick, digits, monkeypatch):
+    rates = [0.05, 0.1, 0.2]
+    how = {"dtype": torch.float64, "weight_decay": 0.01}
+    alone = [quick(engine="loop", algorithm=fm.FedAvg(lr=lr), **how).params for lr in rates]
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    model, selection = fm.models.logistic(features=64), fm.Uniform(m=4)
+    how |= {"model": model, "data": digits, "selection": selection, "rounds": 3, "local_steps": 2, "batch_size": 4}
+    together = fm.run_many([{"algorithm": fm.FedAvg(lr=lr)} for lr in rates], **how)
+    for result, params in zip(together, alone, strict=True):
+        assert torch.allclose(result.params, params, rtol=0, atol=1e-12)
+
+
+def test_steps_that_cannot_be_compiled_whole_are_taken_by_parts(quick, monkeypatch, caplog):
+    def fail(*given):
+        raise RuntimeError("the compiler gave up\nfor reasons of its own")
+
+    how = {"dtype": torch.float64, "algorithm": fm.FedAvg(lr=0.1)}
+    loop = quick(engine="loop", **how)
+    monkeypatch.setattr(program.Program, "_descend", fail)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    result = quick(**how)
+    assert result.info["compiled"]
+    assert torch.allclose(result.params, loop.params, rtol=0, atol=1e-12)
+    assert caplog.text.count("Compiling gradients alone because whole steps fail: the compiler gave up\n") == 1
+
+
+class OwnStep(fm.Algorithm):
+    """An algorithm whose step is decided when it is made."""
+
+    def __init__(self, lr: float, half: bool) -> None:
+        self.lr = lr
+        if half:
+            self.step = lambda y, s, c, grad, k: (y - 0.5 * c.lr * grad(y), s)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_step_of_the_object_s_own_counts(quick, engine):
+    how = {"dtype": torch.float64, "engine": engine}
+    plain, half, small = (
+        quick(algorithm=algorithm, **how).params
+        for algorithm in (OwnStep(0.1, half=False), OwnStep(0.1, half=True), fm.FedAvg(lr=0.05))
+    )
+    assert torch.allclose(half, small, rtol=0, atol=1e-12)
+    assert not torch.allclose(half, plain)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])

@@ -238,7 +238,8 @@ def test_a_trial_that_is_beaten_is_not_continued(tiny, tmp_path):
     records = Records(tmp_path, "tiny")
     train(part, Wanted(rounds=4, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
     before = [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)]
-    assert before[0] == (0.001, 4) and before[1][1] < 4
+    assert before[0] == (0.001, 4)
+    assert before[1][1] < 4
     train(part, Wanted(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
     assert [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)] == before
     assert [(r["lr"], r["rounds"]) for r in records.runs(part)] == [(0.3, 6)]
@@ -249,11 +250,14 @@ def test_a_trial_that_is_beaten_is_not_continued(tiny, tmp_path):
         assert trials == [(0.001, rounds or 6), (0.002, rounds or 6)]
 
 
-def test_a_study_can_be_evaluated_less_often(tiny, tmp_path):
-    part, records = tiny.part("plain"), Records(tmp_path, "tiny")
-    train(part, Wanted(seeds=1, methods="FedAvg", eval_every=3), tmp_path, records, Deadline(), silent)
-    (run,) = records.runs(part)
-    assert run["curve"]["round"] == [3, 6]
+def test_methods_that_a_part_does_not_show_are_not_trained(tmp_path):
+    some = TINY | {"parts": {"some": TINY["parts"]["plain"] | {"shows": ["faster"], "published": {}}}}
+    part, said = study.read("tiny", some).part("some"), []
+    records = Records(tmp_path, "tiny")
+    for _ in range(2):
+        train(part, Wanted(rounds=1, seeds=1), tmp_path, records, Deadline(), said.append)
+    assert [run["method"] for _, run in records.all_runs()] == ["faster"]
+    assert len(said) == 1
 
 
 def test_runs_that_diverge_are_not_tried_again(tiny, tmp_path):

@@ -974,6 +974,12 @@ def test_a_selection_of_one_s_own_is_not_drawn_ahead_by_another(quick):
     assert all(i % 2 for r in quick(selection=OddOnly(m=3), rounds=5).history for i in r.cohort)
 
 
+def test_a_selection_of_the_object_s_own_counts(quick):
+    selector = fm.Uniform(m=3)
+    object.__setattr__(selector, "select", lambda view: ([view.round % 2], [1.0]))
+    assert [r.cohort for r in quick(selection=selector, rounds=5).history] == [[0], [1], [0], [1], [0]]
+
+
 def digest(result: fm.Result) -> str:
     return hashlib.sha256(result.params.numpy().tobytes()).hexdigest()
 

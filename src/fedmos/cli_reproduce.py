@@ -14,7 +14,6 @@ def reproduce(
     methods: Annotated[str | None, typer.Option(help="Only these methods: labels or patterns, with commas.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Fewer rounds than the paper; more continue later.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Only the first so many seeds.")] = None,
-    eval_every: Annotated[int | None, typer.Option(min=1, help="Evaluate once in so many rounds.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: a GPU if there is one).")] = None,
     precision: Annotated[str | None, typer.Option(help="tf32 (GPU) or bf16: faster, less exact products.")] = None,
     budget: Annotated[float | None, typer.Option(help="Save and end after so many seconds; again, it goes on.")] = None,
@@ -48,9 +47,7 @@ def reproduce(
     elif name is None:
         raise ValueError("NAME must be given; use fedmos reproduce --list for the studies")
     else:
-        wanted = Wanted(
-            rounds=rounds, seeds=seeds, methods=methods, eval_every=eval_every, device=device, precision=precision
-        )
+        wanted = Wanted(rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision)
         run(name, out, records=records, part=part, wanted=wanted, budget=budget, report=report, say=_say)
 
 

@@ -103,14 +103,14 @@ def uniform(key: Tensor) -> Tensor:
 
 def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
     """Uniform numbers `start` … `start + count − 1` of a stream; a last axis is added to `key`'s shape."""
-    if key.device.type == "cpu" and key.numel() * count <= _FEW:
+    if key.device.type == "cpu" and (key.numel() == 1 or key.numel() * count <= _FEW):
         return torch.from_numpy(_few_draws(key.numpy()[..., None].view(np.uint64), start, count))
     return uniform(fold(key.unsqueeze(-1), torch.arange(start, start + count, device=key.device)))
 
 
 def _few_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.float64]:
     """`draws`, the same numbers. NumPy is quicker with few."""
-    z = _counter(start, count) + key
+    z = (_counter_of_few if count <= _FEW else _counter)(start, count) + key
     for bits, factor in _MIXING:
         z ^= z >> bits
         z *= factor
@@ -119,12 +119,12 @@ def _few_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.fl
     return numbers
 
 
-@lru_cache(maxsize=256)
 def _counter(start: int, count: int) -> NDArray[np.uint64]:
     """What is added to a key, by the number of the draw."""
     return np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
 
 
+_counter_of_few = lru_cache(maxsize=256)(_counter)
 _FEW = 4096
 _MIXING = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 
@@ -153,7 +153,7 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
     # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
-        drawn = (draws(key, count) * n).to(torch.int64).view(-1, count).tolist()
+        drawn = (draws(key, count) * n).to(torch.int64).reshape(-1, count).tolist()
         values = [list(dict.fromkeys(row))[:m] for row in drawn]
         if all(len(row) == m for row in values):
             return torch.from_numpy(np.array(values, dtype=np.int64)).view(*key.shape, m)

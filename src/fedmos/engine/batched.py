@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from torch import Tensor
 
 from .batches import Batch
 from .gradients import Call, LocalGradient
+from .program import CannotCompile
+
+_log = logging.getLogger("fedmos")
 
 _SAMPLES_AT_ONCE = 8192
 
@@ -26,14 +31,21 @@ class Batched(LocalGradient):
         return sums
 
     def descend(self, y: Tensor, lr: Tensor) -> Tensor:
-        assert self.k is not None
-        batch, program = self.batches.step(self.k), self.task.program
-        if not program.compiles or self.task.clip is not None or batch.positions.shape[1] > self._width:
+        task, program, k = self.task, self.task.program, self.k
+        if k is None or not program.compiles or not program.descends or task.clip is not None:
+            return super().descend(y, lr)
+        batch = self.batches.step(k)
+        if batch.positions.shape[1] > self._width:
             return super().descend(y, lr)
         ((inputs, targets, keys, _),) = self.parts(batch, self._width)
-        y, loss = program.descend(lr, y.expand(len(self.chunk.ids), -1), inputs, targets, batch.weight, keys)
-        self._note(loss, Call(self.k, 0, self.k))
-        return y
+        try:
+            y_next, loss = program.descend(lr, y.expand(len(self.chunk.ids), -1), inputs, targets, batch.weight, keys)
+        except CannotCompile as error:
+            _log.warning("Compiling gradients alone because whole steps fail: %s", error)
+            program.descends = False
+            return super().descend(y, lr)
+        self._note(loss, Call(k, 0, k))
+        return y_next
 
     @property
     def _width(self) -> int:

@@ -320,6 +320,8 @@ _least, _most = np.minimum.reduce, np.maximum.reduce
 
 def _says(selector: Selector, name: str) -> bool:
     """Whether the class that defines `select` says so; a subclass with a `select` of its own must say it again."""
+    if "select" in vars(selector):
+        return False
     owner = next(kind for kind in type(selector).__mro__ if "select" in vars(kind))
     return bool(vars(owner).get(name, False))
 

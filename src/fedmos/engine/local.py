@@ -10,6 +10,8 @@ from torch import Tensor
 from ..algorithm import Algorithm, ClientContext, Vectors
 from .gradients import LocalGradient
 
+_PLAIN_STEP = Algorithm.step
+
 Watch = Callable[[LocalGradient, int, Tensor, Tensor], None]
 """Sees every local step: whose, which, the models before it and after it."""
 
@@ -18,7 +20,7 @@ def local_work(
     algorithm: Algorithm, c: ClientContext, grad: LocalGradient, watch: Watch | None = None
 ) -> tuple[Vectors, Vectors]:
     """Uploads and new state of one client, (D,), or of a chunk of clients, (M, D)."""
-    plain = type(algorithm).step is Algorithm.step
+    plain = getattr(algorithm.step, "__func__", None) is _PLAIN_STEP
     y = grad.start(c.x)
     s = algorithm.begin(y, c, grad)
     for k in range(grad.batches.steps):

@@ -132,7 +132,7 @@ def _measure_compiled(task: Task, ids: torch.Tensor) -> dict[str, float]:
     y = task.model.initial().expand(len(ids), -1).contiguous()
     try:
         return {"compiled": _time(lambda: whole(y))}
-    except Exception as error:  # compilers fail in many ways
+    except Exception as error:
         _log.warning("Not compiling because it fails: %s", str(error).strip().split("\n")[0])
         return {"compiled": float("inf")}
 

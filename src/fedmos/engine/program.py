@@ -30,6 +30,8 @@ class Program:
         self._model, self._loss, self._weight_decay, self._compiled = model, loss, weight_decay, compiled
         self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
         self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
+        self.descends = True
+        """Until it turns out that `descend` cannot be compiled."""
 
     @property
     def compiles(self) -> bool:
@@ -68,6 +70,10 @@ class Program:
         return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()
 
 
+class CannotCompile(RuntimeError):
+    """The compiler failed, in one of many ways."""
+
+
 class Compiled:
     """A function of tensors that is compiled for every shape it is called with.
 
@@ -83,7 +89,12 @@ class Compiled:
     def __call__(self, *arguments: Tensor) -> Any:
         shape = tuple((a.shape, a.stride()) for a in arguments)
         if shape not in self._made:
-            self._made[shape] = self._compile(*arguments)
+            try:
+                self._made[shape] = self._compile(*arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise CannotCompile(str(error).strip().split("\n")[0]) from error
         return self._made[shape](*arguments)
 
     def _compile(self, *arguments: Tensor) -> Callable[..., Any]:

@@ -81,7 +81,7 @@ class Part:
     runs_of: str | None = None
     """The part, as STUDY/PART, whose runs these are."""
     shows: tuple[str, ...] = ()
-    """Of another part's methods, which; all if none are named."""
+    """Of the methods of the study or of another part, which; all if none are named."""
     versus: tuple[tuple[str, str], ...] = ()
     """Pairs of methods, the second of which is the baseline of the first."""
     drawn: str | None = None
@@ -188,11 +188,14 @@ def _part(study: str, name: str, own: Mapping[str, Any], table: Mapping[str, Any
     plain: dict[str, Any] = {key: own[key] for key in _PLAIN if key in own}
     plain["versus"] = tuple((method, baseline) for method, baseline in plain.get("versus", ()))
     plain["shows"] = tuple(plain.get("shows", ()))
+    trains = dict(own.get("change", {}))
+    if plain["shows"] and "runs_of" not in plain:
+        trains["methods"] = [method for method in trains["methods"] if method["label"] in plain["shows"]]
     return Part(
         study=study,
         name=name,
         paper=table["paper"],
-        table=own["change"],
+        table=trains,
         kind=table.get("kind", "comparison"),
         columns=tuple(Column(key=key, **fields) for key, fields in own["columns"].items()),
         published=own.get("published", {}),

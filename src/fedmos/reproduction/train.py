@@ -40,17 +40,11 @@ class Wanted:
     """The first so many."""
     methods: str | None = None
     """Labels or patterns, with commas."""
-    eval_every: int | None = None
     device: str | None = None
     precision: str | None = None
 
     def configuration(self, part: Part) -> CompareConfig:
-        changes: dict[str, Any] = {
-            "rounds": self.rounds,
-            "eval_every": self.eval_every,
-            "device": self.device,
-            "precision": self.precision,
-        }
+        changes: dict[str, Any] = {"rounds": self.rounds, "device": self.device, "precision": self.precision}
         tune = part.table.get("tune", {})
         if self.rounds is not None and self.rounds < tune.get("rounds", 0):
             changes["tune"] = tune | {"rounds": self.rounds}
@@ -154,14 +148,15 @@ class Trainer:
     def _done(self, job: Job, rounds: int) -> bool:
         run = self._records.find(self._part, job)
         if run is None or run["ended"] == "cut off":
-            return False
+            return run is not None and self._decided(run)
         return run["rounds"] >= rounds or run["ended"] == "diverged" or self._decided(run)
 
     def _decided(self, run: Run) -> bool:
         """Whether a trial ended at the target, or is longer already than another of its method's took to get there."""
         if self._stop is None or not run["tuning"]:
             return False
-        firsts = [trial["first"].get(aim(*self._stop)) for trial in self._records.runs(self._part, run["method"], True)]
+        trials = [t for t in self._records.runs(self._part, run["method"], tuning=True) if t["seed"] == run["seed"]]
+        firsts = [trial["first"].get(aim(*self._stop)) for trial in trials]
         return any(first is not None and first[0] <= run["rounds"] for first in firsts)
 
     @property
