@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import warnings
 from collections.abc import Callable
@@ -17,8 +16,6 @@ from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
 from ..losses import Loss
 from ..params import FlatModel
-
-_log = logging.getLogger("fedmos")
 
 Values = tuple[Tensor, Tensor]
 
