@@ -147,9 +147,10 @@ class Trainer:
 
     def _done(self, job: Job, rounds: int) -> bool:
         run = self._records.find(self._part, job)
-        if run is None or run["ended"] == "cut off":
-            return run is not None and self._decided(run)
-        return run["rounds"] >= rounds or run["ended"] == "diverged" or self._decided(run)
+        if run is None:
+            return False
+        long_enough = run["ended"] == "complete" and run["rounds"] >= rounds
+        return long_enough or run["ended"] == "diverged" or self._decided(run)
 
     def _decided(self, run: Run) -> bool:
         """Whether a trial ended at the target, or is longer already than another of its method's took to get there."""
