@@ -11,6 +11,7 @@ from ..algorithm import Algorithm, ClientContext, Vectors
 from .gradients import LocalGradient
 
 _PLAIN_STEP = Algorithm.step
+"""The contract's default, y − η g(y), which a gradient may have a faster way to take."""
 
 Watch = Callable[[LocalGradient, int, Tensor, Tensor], None]
 """Sees every local step: whose, which, the models before it and after it."""
