@@ -1,0 +1,125 @@
+"""A cohort's step on a GPU beside the graphed centralised step, and FedMoS evaluated in every round.
+
+    python benchmarks/absolute.py lenet resnet20 --precision tf32
+    python benchmarks/absolute.py mnist --evaluated --precision tf32
+
+The centralised step trains one model on as many samples, which lie ready on the device; with `nn.GroupNorm`, PyTorch's
+own, recorded as a CUDA graph, contiguous or channels last, whichever is faster. Ours is a round of FedAvg, compiled,
+divided by its steps: the server's step, drawing and gathering of samples are in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from engines import JOBS, Job, Ours, precision
+from torch import nn
+
+import fedmos as fm
+
+_RECORDED = 4  # centralised steps in one graph
+
+
+def cohort_step(job: Job, given: argparse.Namespace) -> float:
+    """Milliseconds of a step of the whole cohort."""
+    times, _ = Ours(job, "FedAvg", "cuda", "compiled", given.precision).times(given.warm, given.rounds)
+    return 1e3 * statistics.median(times) / job.steps
+
+
+def central_step(job: Job, arithmetic: str | None, layout: torch.memory_format) -> float:
+    """Milliseconds of a step of one model on as many samples."""
+    n = job.cohort * job.batch
+    model = _library_norms(job.model()).cuda().to(memory_format=layout)
+    parameters = list(model.parameters())
+    x = torch.randn(n, *job.shape, device="cuda").contiguous(memory_format=layout)
+    y = torch.randint(0, 10, (n,), device="cuda")
+
+    def step() -> None:
+        gradient = torch.autograd.grad(F.cross_entropy(model(x), y), parameters)
+        with torch.no_grad():
+            torch._foreach_sub_(parameters, gradient, alpha=0.01)
+
+    with precision(arithmetic):
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+        return _graphed(step)
+
+
+def _library_norms(model: nn.Module) -> nn.Module:
+    for name, module in list(model.named_modules()):
+        if isinstance(module, fm.models.GroupNorm):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, nn.GroupNorm(module.num_groups, module.num_channels))
+    return model
+
+
+def _graphed(step: Callable[[], None]) -> float:
+    aside = torch.cuda.Stream()
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_RECORDED):
+            step()
+    times = []
+    for _ in range(6):
+        began = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - began) / _RECORDED)
+    return statistics.median(times[1:])
+
+
+def evaluated(job: Job, arithmetic: str | None) -> str:
+    """500 rounds of FedMoS, each evaluated on 10,000 further samples and on all that clients have."""
+    made = job.federation()
+    more = torch.randint(0, 256, (10_000, *job.shape), dtype=torch.uint8), torch.randint(0, 10, (10_000,))
+    data = fm.FederatedData.from_arrays([made.client(i) for i in range(job.clients)], test=more)
+    data = data.declare(normalize=fm.Normalize(mean=0.5, std=0.5))
+    marks: list[float] = []
+    began = time.perf_counter()
+    fm.run(
+        model=job.model(),
+        data=data,
+        algorithm=fm.FedMoS(lr=0.01),
+        selection=fm.Uniform(m=job.cohort),
+        rounds=501,
+        local_steps=job.steps,
+        batch_size=job.batch,
+        precision=arithmetic,
+        callbacks=[lambda record: marks.append(time.perf_counter())],
+    )
+    median = 1e3 * statistics.median(b - a for a, b in pairwise(marks))
+    return f"{marks[-1] - marks[0]:.2f} s for 500 rounds (median {median:.2f} ms), {marks[0] - began:.0f} s before them"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="+", help=f"of {', '.join(JOBS)}")
+    parser.add_argument("--precision", choices=["tf32", "bf16"])
+    parser.add_argument("--evaluated", action="store_true", help="time FedMoS with evaluation instead")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--warm", type=int, default=3)
+    given = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}; precision {given.precision}")
+    for name in given.jobs:
+        if given.evaluated:
+            print(f"{name}, FedMoS: {evaluated(JOBS[name], given.precision)}", flush=True)
+            continue
+        ours = cohort_step(JOBS[name], given)
+        layouts = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
+        central = {word: central_step(JOBS[name], given.precision, layout) for word, layout in layouts.items()}
+        words = ", ".join(f"{ms:.2f} {word}" for word, ms in central.items())
+        ratio = ours / min(central.values())
+        print(f"{name}: {ours:.2f} ms a cohort step; centralised {words}: {ratio:.2f} ×", flush=True)
+
+
+if __name__ == "__main__":
+    main()
