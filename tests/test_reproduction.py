@@ -462,10 +462,11 @@ def check(part, cells, runs) -> int:
                 values = [r[column.kind].get(column.metric) for r in runs]
             case "mean_quarter":
                 curves = [(r["curve"]["round"], r["curve"][column.metric], r["rounds"]) for r in runs]
-                values = [
-                    statistics.mean(v for at, v in zip(rounds, curve, strict=True) if at > 0.75 * length)
+                late = [
+                    [v for at, v in zip(rounds, curve, strict=True) if at > 0.75 * length]
                     for rounds, curve, length in curves
                 ]
+                values = [statistics.mean(last) if last else None for last in late]
             case kind:
                 sign = "≤" if column.metric.endswith("loss") else "≥"
                 found = [r["first"][f"{column.metric} {sign} {column.value:g}"] for r in runs]
