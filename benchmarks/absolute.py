@@ -6,6 +6,10 @@
 The centralised step trains one model on as many samples, which lie ready on the device; with `nn.GroupNorm`, PyTorch's
 own, recorded as a CUDA graph, contiguous or channels last, whichever is faster. Ours is a round of FedAvg, compiled,
 divided by its steps: the server's step, drawing and gathering of samples are in it.
+
+No program can be faster than the floors of a cohort's step: its products at what an H200's tensor cores reach, and what
+must pass its memory: outputs of convolutions and linear layers four times (written, read, read again for the gradient,
+theirs written), parameters of every client four times (read, read again, and for the step read and written).
 """
 
 from __future__ import annotations
@@ -20,9 +24,12 @@ import torch
 import torch.nn.functional as F
 from engines import JOBS, Job, Ours, precision
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import fedmos as fm
 
+PRODUCTS = {"bf16": 790e12, "tf32": 395e12, None: 67e12}  # a second, of an H200
+BYTES = 4.8e12
 _RECORDED = 4  # centralised steps in one graph
 
 
@@ -48,6 +55,23 @@ def central_step(job: Job, arithmetic: str | None, layout: torch.memory_format) 
     with precision(arithmetic):
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
         return _graphed(step)
+
+
+def floors(job: Job, arithmetic: str | None) -> tuple[float, float]:
+    """Milliseconds that a cohort's step takes at least: for its products, for its bytes."""
+    model = job.model()
+    outputs: list[int] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(lambda module, x, out: outputs.append(out.numel()))
+    with FlopCounterMode(display=False) as counter:
+        loss = F.cross_entropy(model(torch.randn(1, *job.shape)), torch.zeros(1, dtype=torch.long))
+        torch.autograd.grad(loss, list(model.parameters()))
+    samples = job.cohort * job.batch
+    activations = samples * sum(outputs) * (2 if arithmetic == "bf16" else 4)
+    parameters = job.cohort * sum(p.numel() for p in model.parameters()) * 4
+    products = samples * counter.get_total_flops() / PRODUCTS[arithmetic]
+    return 1e3 * products, 1e3 * 4 * (activations + parameters) / BYTES
 
 
 def _library_norms(model: nn.Module) -> nn.Module:
@@ -118,7 +142,9 @@ def main() -> None:
         central = {word: central_step(JOBS[name], given.precision, layout) for word, layout in layouts.items()}
         words = ", ".join(f"{ms:.2f} {word}" for word, ms in central.items())
         ratio = ours / min(central.values())
-        print(f"{name}: {ours:.2f} ms a cohort step; centralised {words}: {ratio:.2f} ×", flush=True)
+        products, moved = floors(JOBS[name], given.precision)
+        print(f"{name}: {ours:.2f} ms a cohort step; centralised {words}: {ratio:.2f} ×", end="; ")
+        print(f"floors {products:.3f} (products), {moved:.3f} (bytes)", flush=True)
 
 
 if __name__ == "__main__":
