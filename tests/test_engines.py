@@ -112,6 +112,33 @@ def test_gradients_in_pieces_are_gradients(engine, monkeypatch):
     assert torch.allclose(whole, pieces, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("engine", [loop.Loop, batched.Batched])
+def test_gradients_over_all_data_keep_only_so_much_at_once(engine, monkeypatch):
+    """Pieces are as large as memory should hold, of the vectorised program whole batches; a step's batch stays whole."""
+
+    model = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    def take() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        how = task(model, local_steps=1, batch_size=3)
+        assert how.sample_bytes >= 8 * (1 + 8 + 3)  # inputs of both layers, scores
+        ids = torch.tensor([SIZES.index(max(SIZES))]) if engine is loop.Loop else EVERYONE
+        grad, widths = engine(how, Chunk.of(how, ids), 0), []
+        parts = grad.parts
+        monkeypatch.setattr(grad, "parts", lambda batch, width: (widths.append(width), parts(batch, width))[1])
+        y = how.model.initial()
+        return grad.full(y), grad(y), widths
+
+    full, step, (wide, _) = take()
+    assert wide >= max(SIZES)
+    company = 1 if engine is loop.Loop else len(SIZES)
+    monkeypatch.setattr("fedmos.engine.task._KEPT_AT_ONCE", 5 * company * task(model, local_steps=1).sample_bytes)
+    in_pieces, again, (narrow, of_step) = take()
+    assert narrow == (5 if engine is loop.Loop else 3)
+    assert of_step >= 3
+    assert torch.equal(again, step)
+    assert torch.allclose(in_pieces, full, rtol=0, atol=1e-14)
+
+
 def test_the_reported_loss_is_the_mean_of_first_losses():
     """With FedMoS the full gradient before the first step counts for step 0; later steps count their first gradient."""
     how = task(local_epochs=1, batch_size=4)
@@ -488,7 +515,7 @@ def test_out_of_memory_is_met_with_smaller_chunks(quick, monkeypatch, caplog):
 def test_many_clients_of_a_large_model_are_cut_by_memory(monkeypatch):
     large = task(nn.Sequential(nn.Linear(1, 1000), nn.Linear(1000, 3)), local_steps=1, batch_size=2)
     assert plan._room(large) > 4
-    monkeypatch.setattr(plan, "_total_memory", lambda device: 10**6)
+    monkeypatch.setattr(plan, "total_memory", lambda device: 10**6)
     assert plan._room(large) == 1
 
 

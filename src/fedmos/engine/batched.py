@@ -25,7 +25,7 @@ class Batched(LocalGradient):
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         y = y.expand(len(self.chunk.ids), -1)
         sums: tuple[Tensor, Tensor] = (y, y)
-        for inputs, targets, keys, columns in self.parts(batch, self._width):
+        for inputs, targets, keys, columns in self.parts(batch, self._width(batch)):
             g, value = self.task.program(y, inputs, targets, batch.weight[:, columns], keys)
             sums = (value, g) if columns.start == 0 else (sums[0] + value, sums[1] + g)
         return sums
@@ -35,9 +35,9 @@ class Batched(LocalGradient):
         if k is None or not program.compiles or not program.descends or task.clip is not None:
             return super().descend(y, lr)
         batch = self.batches.step(k)
-        if batch.positions.shape[1] > self._width:
+        if batch.positions.shape[1] > (width := self._width(batch)):
             return super().descend(y, lr)
-        ((inputs, targets, keys, _),) = self.parts(batch, self._width)
+        ((inputs, targets, keys, _),) = self.parts(batch, width)
         try:
             y_next, loss = program.descend(lr, y.expand(len(self.chunk.ids), -1), inputs, targets, batch.weight, keys)
         except CannotCompile as error:
@@ -47,7 +47,11 @@ class Batched(LocalGradient):
         self._note(loss, Call(k, 0, k))
         return y_next
 
-    @property
-    def _width(self) -> int:
-        """Columns of a batch at once."""
-        return max(1, _SAMPLES_AT_ONCE // self.chunk.company)
+    def _width(self, batch: Batch) -> int:
+        """Columns at once; what is longer than a step's batch goes in pieces that share its program where they can."""
+        columns, of_step = batch.positions.shape[1], self.task.batch_size or 1
+        width = max(1, _SAMPLES_AT_ONCE // self.chunk.company)
+        if columns <= of_step:
+            return width
+        width = min(width, self.task.samples_at_once // self.chunk.company)
+        return columns if columns <= width else max(1, width // of_step) * of_step

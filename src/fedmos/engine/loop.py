@@ -20,7 +20,7 @@ class Loop(LocalGradient):
         n = int(batch.size[0])
         batch = batch._replace(positions=batch.positions[:, :n])
         loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)
-        for inputs, targets, keys, columns in self.parts(batch, _SAMPLES_AT_ONCE):
+        for inputs, targets, keys, columns in self.parts(batch, self._width(n)):
             with torch.enable_grad():
                 y_leaf = y.detach().requires_grad_()
                 images = self.task.model.laid_out(inputs[0])
@@ -30,6 +30,11 @@ class Loop(LocalGradient):
             share = (columns.stop - columns.start) / n
             loss, gradient = loss + share * mean.detach(), gradient + share * g
         return loss[None], gradient
+
+    def _width(self, n: int) -> int:
+        """Samples at once: a step's batch whole, of more as many as memory should hold."""
+        of_step = self.task.batch_size or 1
+        return _SAMPLES_AT_ONCE if n <= of_step else min(_SAMPLES_AT_ONCE, max(of_step, self.task.samples_at_once))
 
     def start(self, x: Tensor) -> Tensor:
         return x.clone()

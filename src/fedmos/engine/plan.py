@@ -24,7 +24,7 @@ from .batched import Batched
 from .batches import Chunk
 from .loop import Loop
 from .program import can_compile
-from .task import Task
+from .task import Task, total_memory
 from .work import Plan
 
 _log = logging.getLogger("fedmos")
@@ -157,7 +157,7 @@ def _time(work: Callable[[], Any]) -> float:
 
 def _operations(task: Task) -> int:
     """How many operations the forward pass records, which is what compiling takes time for."""
-    seen, waiting = set(), [_trial(task, 1).grad_fn]
+    seen, waiting = set(), [task.trial(1).grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
@@ -168,35 +168,9 @@ def _operations(task: Task) -> int:
 
 def _room(task: Task) -> int:
     """How many clients fit into the machine's memory side by side; of its total memory, which does not change."""
-    saved = 0
-
-    def pack(v: torch.Tensor) -> torch.Tensor:
-        nonlocal saved
-        saved += v.nbytes
-        return v
-
     batch = min(task.batch_size or task.most_samples, task.most_samples, 1024)
-    some = min(8, batch, int(task.data.offsets[-1]))
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-        _trial(task, some)
-    per_client = 3 * saved * batch / some + 10 * task.model.size * task.model.dtype.itemsize
-    return max(1, int(0.4 * _total_memory(task.model.device) / per_client))
-
-
-def _trial(task: Task, samples: int) -> torch.Tensor:
-    """The loss on the first samples of the federation, with what its gradient would need."""
-    numbers = torch.arange(samples, device=task.model.device)
-    inputs, targets = task.samples(numbers)
-    task.model.module.train()
-    with torch.enable_grad():
-        y = task.model.initial().requires_grad_()
-        return task.loss.mean(task.model(y, inputs, numbers if task.model.has_dropout else None), targets)
-
-
-def _total_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * 2**30
+    per_client = 3 * task.sample_bytes * batch + 10 * task.model.size * task.model.dtype.itemsize
+    return max(1, int(0.4 * total_memory(task.model.device) / per_client))
 
 
 def why_not_vectorised(task: Task) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +14,9 @@ from ..losses import Loss
 from ..params import FlatModel
 from ..rng import Purpose, stream
 from .program import Program
+
+_KEPT_AT_ONCE = 2**29
+"""Bytes on a CPU. Much more is no faster, and malloc keeps at most 2 GiB of what is freed: the rest is mapped anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,42 @@ class Task:
         """The smallest K_i of the federation."""
         return int(self.steps(self.data.sizes.min()))
 
+    @cached_property
+    def sample_bytes(self) -> int:
+        """What a gradient keeps of one sample between its forward and its backward pass."""
+        some = min(8, int(self.data.offsets[-1]))
+        kept = [self._kept(n) for n in (some // 2, some)]  # the difference leaves out what does not grow with samples
+        return max(1, (kept[1] - kept[0]) // (some - some // 2))
+
+    def _kept(self, samples: int) -> int:
+        total = 0
+
+        def pack(v: Tensor) -> Tensor:
+            nonlocal total
+            total += v.nbytes
+            return v
+
+        if samples > 0:
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+                self.trial(samples)
+        return total
+
+    def trial(self, samples: int) -> Tensor:
+        """The loss on the first samples of the federation, with what its gradient would need."""
+        numbers = torch.arange(samples, device=self.model.device)
+        inputs, targets = self.samples(numbers)
+        self.model.module.train()
+        with torch.enable_grad():
+            y = self.model.initial().requires_grad_()
+            return self.loss.mean(self.model(y, inputs, numbers if self.model.has_dropout else None), targets)
+
+    @cached_property
+    def samples_at_once(self) -> int:
+        """Of how many samples a gradient that goes over more than a batch is taken at a time."""
+        device = self.model.device
+        budget = _KEPT_AT_ONCE if device.type == "cpu" else total_memory(device) // 20
+        return max(1, budget // self.sample_bytes)
+
     def steps(self, n: Tensor) -> Tensor:
         """K_i of clients with n samples."""
         if self.local_steps is not None:
@@ -87,6 +127,13 @@ class Task:
 
     def targets(self, y: Tensor) -> Tensor:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that the device has, free or not, so that it does not change."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * 2**30
 
 
 Moved = dict[object, tuple[Tensor, Tensor]]
