@@ -1,11 +1,11 @@
-"""A SuperNode with shorter pauses, and one that can come back at once after it was killed.
+"""A SuperNode with shorter pauses, that can come back at once after it was killed, and does not fall behind.
 
     python node.py --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
 
 Flower's SuperNode asks for messages every 3 s, for its app's reply every 0.5 s, and for a part of a message that has
 not arrived after 1 s, 2 s and so on; none of it can be set. And a SuperNode that was killed is taken to be online for
 another minute, during which its successor, which has the same key, is turned away. So this one keeps in FILE the number
-that it is signed on under, and first signs that off.
+that it is signed on under, and first signs that off. What `InStep` is for, it says.
 
 Run as a file, so that a SuperNode does not hold fedmos and PyTorch in memory.
 """
@@ -41,6 +41,37 @@ class BriefPauses:
         return getattr(time, name)
 
 
+class InStep:
+    """The two halves of a SuperNode's loop: pull a message, then send replies until that one's is among them.
+
+    Flower's own sends whichever reply comes next. But a message whose run ends while it arrives is called ignored and
+    worked on all the same, and its reply, for which nobody waits, would be taken for that to the next message: from then
+    on every reply would be sent one message late, which is too late for all rounds to come.
+    """
+
+    def __init__(self, pull: Callable[..., Any], push: Callable[..., Any]) -> None:
+        self._pull, self._push = pull, push
+        self._pulled = ""
+
+    def pull(self, *, receive: Callable[[], Any], **given: Any) -> Any:
+        def noted() -> Any:
+            received = receive()
+            self._pulled = "" if received is None else received[0].metadata.message_id
+            return received
+
+        return self._pull(receive=noted, **given)
+
+    def push(self, *, send: Callable[..., Any], **given: Any) -> None:
+        answered: set[str] = set()
+
+        def noted(message: Any, *details: Any) -> Any:
+            answered.add(message.metadata.reply_to_message_id)
+            return send(message, *details)
+
+        while self._pulled not in answered:
+            self._push(send=noted, **given)
+
+
 def returning(sign_on: Callable[[Any, Any], Any], memory: Path) -> Callable[[Any, Any], Any]:
     """Signs on to the SuperLink, but first signs off the one before, if that was killed."""
 
@@ -62,6 +93,8 @@ def main() -> None:
     own, flower = parser.parse_known_args()
     loop: Any = import_module("flwr.supernode.start_client_internal")
     loop.time = BriefPauses(own.poll)
+    in_step = InStep(loop._pull_and_store_message, loop._push_messages)
+    loop._pull_and_store_message, loop._push_messages = in_step.pull, in_step.push
     loop.pull_objects = partial(pull_objects, initial_backoff=own.poll, backoff_cap=max(own.poll, 1.0))
     if own.memory is not None:
         own.memory.parent.mkdir(parents=True, exist_ok=True)
