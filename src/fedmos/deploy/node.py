@@ -44,9 +44,9 @@ class BriefPauses:
 class InStep:
     """The two halves of a SuperNode's loop: pull a message, then send replies until that one's is among them.
 
-    Flower's own sends whichever reply comes next. But a message whose run ends while it arrives is called ignored and
-    worked on all the same, and its reply, for which nobody waits, would be taken for that to the next message: from then
-    on every reply would be sent one message late, which is too late for all rounds to come.
+    Flower's own sends whichever reply comes next. But a message whose run ends while it arrives is said to be ignored
+    and worked on all the same; its reply, for which nobody waits, would be taken for that to the next message, and from
+    then on every reply would be sent one message late, which is too late for all rounds to come.
     """
 
     def __init__(self, pull: Callable[..., Any], push: Callable[..., Any]) -> None:
