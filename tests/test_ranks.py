@@ -52,3 +52,17 @@ def test_the_width_of_chunks_does_not_show(quick, monkeypatch, width):
     whole = quick(**how)
     monkeypatch.setattr("fedmos.engine.plan._room", lambda task: width)
     assert torch.equal(quick(**how).params, whole.params)
+
+
+def test_products_round_alike_wherever_their_factors_lie(quick, monkeypatch):
+    """Rows of odd length begin where the processor's vectors do not; see MKL_CBWR in fedmos/__init__.py."""
+    how = {
+        "engine": "batched",
+        "model": fm.models.mlp(features=64),
+        "algorithm": fm.FedMoS(lr=0.1),
+        "selection": fm.Uniform(m=13),
+        "batch_size": 5,
+    }
+    whole = quick(**how)
+    monkeypatch.setattr("fedmos.engine.plan._room", lambda task: 3)
+    assert torch.equal(quick(**how).params, whole.params)

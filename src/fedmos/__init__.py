@@ -2,6 +2,12 @@
 
 __version__ = "0.1.0"
 
+import os
+
+# Read by MKL when it is first used. Without it products round by where in memory their factors lie, on some CPUs, and
+# so a client's by who shares its chunk.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 from . import analysis, models
 from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
