@@ -1,5 +1,7 @@
 """What 1, 2 and 4 ranks come to: printed as JSON, a digest for every job and number of ranks. Run by test_ranks.py.
 
+Then the same for a network whose kernels round by how many clients they are called for.
+
 A process of its own, because ranks are forks of it, and PyTorch does not differentiate in a fork of a process that has.
 """
 
@@ -46,6 +48,51 @@ def poisoned() -> fm.FederatedData:
     return fm.FederatedData.from_arrays(pairs)
 
 
+class Company(torch.autograd.Function):
+    """A kernel that rounds by how many clients it is called for, as compiled programs and some convolutions do."""
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return x * (1 + 1e-3 * info.batch_size), in_dims[0]
+
+
+class InCompany(torch.nn.Linear):
+    def forward(self, x):
+        return Company.apply(super().forward(x.flatten(1)))
+
+
+def in_company(folder: Path) -> dict[str, str]:
+    """What such a kernel brings ranks to, and one that continues what they began."""
+
+    def train(size: int, out: str, rounds: int = 7) -> str:
+        torch.manual_seed(0)
+        model = InCompany(64, 10)
+        changes = {"model": model, "selection": fm.Uniform(m=9), "rounds": rounds}
+        jobs.in_ranks(size, lambda: jobs.train("SCAFFOLD + MD", folder / out, **changes))
+        return jobs.digest(folder / out)
+
+    begun = train(2, "handed on", rounds=3)
+    return {
+        "one rank": train(1, "one"),
+        "two": train(2, "two"),
+        "four": train(4, "four"),
+        "two, cut off": begun,
+        "two, then one": train(1, "handed on"),
+    }
+
+
 def main() -> None:
     found: dict[str, dict[int, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -59,7 +106,7 @@ def main() -> None:
                 out = Path(folder) / name.replace(" ", "-") / str(size)
                 jobs.in_ranks(size, lambda out=out, c=combination, changes=changes: jobs.train(c, out, **changes))
                 found[name][size] = jobs.digest(out)
-    print(json.dumps(found))
+        print(json.dumps([found, in_company(Path(folder))]))
 
 
 if __name__ == "__main__":

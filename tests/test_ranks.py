@@ -22,11 +22,36 @@ def test_one_two_and_four_ranks_come_to_the_same_bits():
         [sys.executable, HERE / "ranks_job.py"], env=environment, capture_output=True, text=True, timeout=300
     )
     assert job.returncode == 0, job.stderr
-    digests = json.loads(job.stdout.splitlines()[-1])
+    digests, in_company = json.loads(job.stdout.splitlines()[-1])
     assert len(digests) == 8
     for name, by_size in digests.items():
         assert len(set(by_size.values())) == 1, f"{name}: {by_size}"
     assert len({by_size["1"] for by_size in digests.values()}) == len(digests)
+    assert in_company["two"] == in_company["four"] == in_company["two, then one"]
+    assert len({in_company[name] for name in ("one rank", "two", "two, cut off")}) == 3
+
+
+LEAVING = """
+import glob
+import torch
+from fedmos.ranks import join, leave
+
+join()
+torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 3))
+leave()
+threads = [open(name).read() for name in glob.glob("/proc/self/task/*/comm")]
+assert threads and not any("gloo" in thread for thread in threads), threads
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_who_leaves_the_others_leaves_no_threads_behind(tmp_path):
+    """As the process ends, they would now and then abort it."""
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "leaving.py"]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent / "src"), "OMP_NUM_THREADS": "1"}
+    job = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=300)
+    assert job.returncode == 0, job.stderr
 
 
 def ranks_of(size: int, speed: list[float]) -> Ranks:

@@ -6,6 +6,7 @@ ranks exchange is put together in an order that does not depend on how many they
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -161,6 +162,9 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     _end_with_launcher()
+    # torch.func imports it at its first use. Imported after the group is made, it would keep that for good: its threads
+    # would live on after `leave`, and now and then abort the process as it ends.
+    importlib.import_module("torch._dynamo")
     timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=timeout)

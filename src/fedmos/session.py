@@ -168,7 +168,10 @@ class Session:
             earlier = None if out is None else self._found(Path(out), resume, info)
             with arithmetic(precision):
                 plan = ranks.only_first(lambda: self._plan(engine, task, selection, system, rounds, earlier))
+            apart = ranks.size > 1 and device_.type == "cpu" if earlier is None else earlier.info.get("apart", False)
+            plan = replace(plan, apart=apart)
             info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
+            info |= {"apart": True} if apart else {}
             if earlier is not None:
                 kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
                 info |= {key: earlier.info[key] for key in kept if key in earlier.info}

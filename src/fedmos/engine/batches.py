@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     """The largest K."""
     company: int
     """Clients of the cohort. Like `width`, where a whole cohort's is given it leaves a client's bits independent of
-    who shares its chunk."""
+    who shares its chunk, as far as kernels do."""
 
     @classmethod
     def of(cls, task: Task, ids: Tensor) -> Chunk:

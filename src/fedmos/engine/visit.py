@@ -80,8 +80,9 @@ class Visitor:
     """Visits cohorts. Several ranks share the work; what each brings back is the same on all of them.
 
     Uploads are summed block by block, clients in ascending order within each, and then the blocks' sums in order. On a
-    CPU a block is an eighth of the cohort, rounded up, whatever the engine and the number of ranks, on which the bits
-    therefore do not depend. On a GPU, which sums a chunk at once, it is a chunk, or a rank's share of the cohort.
+    CPU a block is an eighth of the cohort, rounded up, but no client alone where clients are vectorised, whatever the
+    number of ranks, on which the bits therefore do not depend. On a GPU, which sums a chunk at once, it is a chunk, or
+    a rank's share of the cohort.
     """
 
     task: Task
@@ -108,7 +109,7 @@ class Visitor:
         reports: list[Tensor] = []
         counts: list[Tensor] = []
         began = perf_counter()
-        for places in self.crew.chunks(mine) if len(mine) else ():
+        for places in self._chunks(mine, b):
             ids, weights = _picked(cohort.ids, places, S), _picked(cohort.weights, places, S)
             factors = {name: self._factors(rule, ids, weights) for name, (_, rule) in reduce.items()}
             done = yield Job(
@@ -172,9 +173,18 @@ class Visitor:
         )
 
     def _block(self, S: int, x: Tensor) -> int:
+        plan = self.crew.plan
         if x.device.type == "cpu":
-            return -(S // -_BLOCKS)
-        return min(self.crew.plan.chunk, -(S // -self.ranks.size))
+            return max(1 if plan.engine == "loop" else 2, -(S // -_BLOCKS))
+        return min(plan.chunk, -(S // -self.ranks.size))
+
+    def _chunks(self, mine: Tensor, b: int) -> list[Tensor]:
+        """Places in the cohort, cut into those of clients who train together."""
+        if not len(mine):
+            return []
+        # Only the last block of a cohort may be shorter than others, so all of these are whole.
+        parts = mine.split(b) if self.crew.plan.apart else (mine,)
+        return [chunk for part in parts for chunk in self.crew.chunks(part)]
 
     def _factors(self, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
         """(M,), float64: what each client's upload is multiplied by."""

@@ -38,6 +38,8 @@ class Plan:
     why: str = ""
     room: int = 1
     """How many clients would fit into memory."""
+    apart: bool = False
+    """Whether each block of a cohort (see `Visitor`) is computed by itself, so that it does not show which rank did."""
 
     @property
     def fixed_shapes(self) -> bool:
