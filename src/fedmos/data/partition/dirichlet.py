@@ -104,10 +104,11 @@ class DirichletByClass:
 
     def _counts(self, rng: np.random.Generator, sizes: list[int], clients: int) -> np.ndarray:
         """(clients, classes): how many samples of each class each client gets."""
-        held = np.zeros(clients)
+        held, enough_held = np.zeros(clients), sum(sizes) / clients
+        concentration = np.full(clients, min(self.alpha, 1e12))
         columns = []
         for size in sizes:
-            q = rng.dirichlet(np.full(clients, min(self.alpha, 1e12))) * (held < sum(sizes) / clients)
+            q = rng.dirichlet(concentration) * (held < enough_held)
             if not q.any():  # all that the draw favours have enough: another attempt
                 return np.zeros((clients, 1), dtype=np.int64)
             if size < clients:  # rounding would decide alone
@@ -115,7 +116,8 @@ class DirichletByClass:
             else:
                 cuts = (np.cumsum(q / q.sum()) * size).astype(np.int64)
                 cuts[np.flatnonzero(q)[-1] :] = size  # rounding's last sample
-                columns.append(np.diff(cuts, prepend=0))
+                cuts[1:] -= cuts[:-1].copy()
+                columns.append(cuts)
             held += columns[-1]
         return np.stack(columns, axis=1)
 
