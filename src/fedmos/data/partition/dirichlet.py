@@ -104,22 +104,25 @@ class DirichletByClass:
 
     def _counts(self, rng: np.random.Generator, sizes: list[int], clients: int) -> np.ndarray:
         """(clients, classes): how many samples of each class each client gets."""
-        held, enough_held = np.zeros(clients), sum(sizes) / clients
+        held, share = np.zeros(clients, dtype=np.int64), sum(sizes) / clients
         concentration = np.full(clients, min(self.alpha, 1e12))
-        columns = []
-        for size in sizes:
-            q = rng.dirichlet(concentration) * (held < enough_held)
-            if not q.any():  # all that the draw favours have enough: another attempt
+        counts = np.zeros((len(sizes), clients), dtype=np.int64)
+        for size, given in zip(sizes, counts, strict=True):
+            q = rng.dirichlet(concentration)
+            q[held >= share] = 0
+            total = q.sum()
+            if total == 0:  # all that the draw favours have enough: another attempt
                 return np.zeros((clients, 1), dtype=np.int64)
+            q /= total
             if size < clients:  # rounding would decide alone
-                columns.append(rng.multinomial(size, q / q.sum()))
+                given[:] = rng.multinomial(size, q)
             else:
-                cuts = (np.cumsum(q / q.sum()) * size).astype(np.int64)
-                cuts[np.flatnonzero(q)[-1] :] = size  # rounding's last sample
-                cuts[1:] -= cuts[:-1].copy()
-                columns.append(cuts)
-            held += columns[-1]
-        return np.stack(columns, axis=1)
+                cuts = (q.cumsum() * size).astype(np.int64)
+                cuts[q.nonzero()[0][-1] :] = size  # rounding's last sample
+                given[0] = cuts[0]
+                np.subtract(cuts[1:], cuts[:-1], out=given[1:])
+            held += given
+        return counts.T
 
 
 def _log_dirichlet(rng: np.random.Generator, concentration: np.ndarray, count: int) -> np.ndarray:
