@@ -142,9 +142,9 @@ def main() -> None:
         central = {word: central_step(JOBS[name], given.precision, layout) for word, layout in layouts.items()}
         words = ", ".join(f"{ms:.2f} {word}" for word, ms in central.items())
         ratio = ours / min(central.values())
-        products, moved = floors(JOBS[name], given.precision)
+        products, device_cache = floors(JOBS[name], given.precision)
         print(f"{name}: {ours:.2f} ms a cohort step; centralised {words}: {ratio:.2f} ×", end="; ")
-        print(f"floors {products:.3f} (products), {moved:.3f} (bytes)", flush=True)
+        print(f"floors {products:.3f} (products), {device_cache:.3f} (bytes)", flush=True)
 
 
 if __name__ == "__main__":

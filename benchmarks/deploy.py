@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from fedmos.deploy.environment import POLL
-from fedmos.deploy.local import APPS, SUPERLINK, LocalDeployment
-from fedmos.result import Result
+from fedmos.flower.local.environment import POLL
+from fedmos.flower.local.session import APPS, SUPERLINK, LocalDeployment
+from fedmos.run.result import Result
 
 _PROJECT = """\
 [project]

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedmos as fm
-from fedmos.engine.memory import keep_memory
+from fedmos.engine.malloc import keep_memory
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ def main() -> None:
 
 @contextmanager
 def precision(name: str | None) -> Iterator[None]:
-    from fedmos.precision import arithmetic
+    from fedmos.core.precision import arithmetic
 
     with arithmetic(name), torch.autocast("cuda", torch.bfloat16, enabled=name == "bf16", cache_enabled=False):  # type: ignore[arg-type]
         yield

@@ -18,7 +18,7 @@ from engines import JOBS, Ours
 from torch import nn
 
 import fedmos as fm
-import fedmos.session
+import fedmos.run.run
 
 os.environ["FEDMOS_ENGINE"] = "batched"
 MEMORY = {"FedAvg": fm.FedAvg(lr=0.01), "FedMoS": fm.FedMoS(lr=0.01), "Scaffold": fm.Scaffold(lr=0.01)}

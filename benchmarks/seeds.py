@@ -13,7 +13,7 @@ from itertools import pairwise
 from engines import JOBS
 
 import fedmos as fm
-from fedmos.history import Record
+from fedmos.core.history import Record
 
 ROUNDS = 240
 

@@ -4,8 +4,8 @@ import json
 import statistics
 from pathlib import Path
 
-from fedmos import config
-from fedmos.compare import compare
+from fedmos.config import schema as config
+from fedmos.experiments.compare import compare
 
 METHODS = [
     {"label": "FedAvg", "algorithm": {"name": "FedAvg", "lr": 0.05}, "selection": {"name": "Uniform", "m": 5}},

@@ -11,7 +11,7 @@ from functools import cache
 from hypothesis import strategies as st
 
 import fedmos as fm
-from fedmos import config
+from fedmos.config import schema as config
 
 RUN = {
     "rounds": 5,
@@ -199,6 +199,7 @@ CHOICES = {
         "LogNormal": {"median": POSITIVE, "sigma": real(0, 20)},
         "Constant": {"value": POSITIVE},
         "Table": {"numbers": lambda v: type(v) is list and all(POSITIVE(n) for n in v), "column": lambda v: True},
+        "PerClient": {"numbers": lambda v: type(v) is list and all(POSITIVE(n) for n in v), "column": lambda v: True},
     },
     "partition": {
         "IID": {},

@@ -348,8 +348,8 @@ def test_profiles_given_in_full(tmp_path):
     assert fm.Table(path, column="speed").values(2, key).tolist() == [10.0, 20.5]
     for make, sentence in (
         (lambda: fm.Table(path, column="pace"), "must have numbers in a column 'pace'"),
-        (lambda: fm.Table([1, 0]), "Table: 'numbers' must be > 0, got 0"),
-        (lambda: fm.Table([1, 2]).values(3, key), "Table: 'numbers' must hold one for each of 3 clients, got 2"),
+        (lambda: fm.Table([1, 0]), "PerClient: 'numbers' must be > 0, got 0"),
+        (lambda: fm.Table([1, 2]).values(3, key), "PerClient: 'numbers' must hold one for each of 3 clients, got 2"),
         (lambda: fm.Constant(0), "Constant: 'value' must be > 0, got 0"),
         (lambda: fm.System(speed="fast"), "System: 'speed' must be > 0 or a profile, got 'fast'"),
         (lambda: fm.System(over_select=0.9), "System: 'over_select' must be ≥ 1, got 0.9"),

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import fedmos as fm
-from fedmos import config
-from fedmos.compare import compare
-from fedmos.watching import Lines
+from fedmos.config import schema as config
+from fedmos.experiments.compare import compare
+from fedmos.experiments.progress import Lines
 
 RUN = """
 rounds = 2
@@ -88,7 +88,7 @@ BAD = {
     "system": (["--set", "system.quorun=0.5"], "system.quorun: unknown field (did you mean 'quorum'?)"),
     "a profile": (
         ["--set", "system.speed={name='LogNorm'}"],
-        "system.speed.name: must be one of Constant, LogNormal, Table",
+        "system.speed.name: must be one of Constant, LogNormal, PerClient",
     ),
     "a profile's field": (
         ["--set", "system.speed={name='Constant', value=-1}"],
@@ -130,7 +130,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_configurations_end_in_a_sentence(folder, case, capsys, monkeypatch):
     """Exit code 2, the field and what is allowed, no traceback, and nothing written."""
-    from fedmos import cli
+    from fedmos.cli import commands as cli
 
     arguments, sentence = BAD[case]
     monkeypatch.chdir(folder)
@@ -269,7 +269,7 @@ def test_a_mistake_in_a_comparison_is_found_before_anything_runs(tmp_path, chang
     import importlib.resources
     import tomllib
 
-    table = tomllib.loads(importlib.resources.files("fedmos").joinpath("configs/demo.toml").read_text())
+    table = tomllib.loads(importlib.resources.files("fedmos.config").joinpath("builtin/demo.toml").read_text())
     table |= change
     with pytest.raises(ValueError) as error:
         compare(config.parse(config.CompareConfig, {k: v for k, v in table.items() if v is not None}), tmp_path)
@@ -280,7 +280,7 @@ def test_a_mistake_in_a_comparison_is_found_before_anything_runs(tmp_path, chang
 def test_the_demo_is_a_valid_comparison():
     import importlib.resources
 
-    path = importlib.resources.files("fedmos").joinpath("configs/demo.toml")
+    path = importlib.resources.files("fedmos.config").joinpath("builtin/demo.toml")
     settings = config.load(config.CompareConfig, str(path))
     assert {m.label for m in settings.methods} == {"FedAvg", "FedProx", "FedMoS (Uniform)", "FedMoS (ACS)"}
     assert len(settings.seeds) == 3

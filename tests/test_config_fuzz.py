@@ -26,7 +26,7 @@ from config_fuzz import (
     toml,
     torn,
 )
-from fedmos import config
+from fedmos.config import schema as config
 
 QUICK = settings(max_examples=70, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
@@ -122,7 +122,7 @@ def test_torn_files(tmp_path_factory, number, cuts):
 
 def test_the_command_line_says_it_in_one_line(tmp_path, capsys, monkeypatch):
     """Exit code 2, one line, nothing written, for fifty configurations that are wrong."""
-    from fedmos import cli
+    from fedmos.cli import commands as cli
 
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "bad.toml"

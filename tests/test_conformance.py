@@ -21,10 +21,10 @@ import torch
 
 import fedmos as fm
 import reference
+from fedmos.core.flat_model import FlatModel
+from fedmos.core.losses import Loss
 from fedmos.engine.batches import Batches, Chunk
 from fedmos.engine.task import Task
-from fedmos.losses import Loss
-from fedmos.params import FlatModel
 from reference import Problem, logistic, quadratic, simulate
 
 LR, SEED, ROUNDS = 0.08, 5, 12

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedmos import config
-from fedmos.cli import app
-from fedmos.deploy.app import write_app
-from fedmos.deploy.environment import environment
-from fedmos.deploy.progress import Progress
-from fedmos.deploy.supervise import Troupe, wait_until
+from fedmos.cli.commands import app
+from fedmos.config import schema as config
+from fedmos.flower.local.app import write_app
+from fedmos.flower.local.environment import environment
+from fedmos.flower.local.progress import Progress
+from fedmos.flower.local.supervise import ProcessGroup, wait_until
 
 RUN = {
     "rounds": 2,
@@ -43,7 +43,7 @@ def running(pid: int) -> bool:
 def made(tmp_path_factory):
     """A server's certificate, by an authority."""
     pytest.importorskip("cryptography")
-    from fedmos.deploy.certificates import make_certificates
+    from fedmos.flower.local.certificates import make_certificates
 
     return make_certificates(tmp_path_factory.mktemp("ca"), ["127.0.0.1", "server.example"], days=2)
 
@@ -54,7 +54,7 @@ class TestCertificates:
         assert self.verifies(made.authority, made.server, host)
 
     def test_a_client_does_not_trust_another_name_or_another_authority(self, made, tmp_path):
-        from fedmos.deploy.certificates import make_certificates
+        from fedmos.flower.local.certificates import make_certificates
 
         other = make_certificates(tmp_path, ["server.example"])
         assert not self.verifies(made.authority, made.server, "other.example")
@@ -70,7 +70,7 @@ class TestCertificates:
         assert abs(end - datetime.now(UTC) - timedelta(days=2)) < timedelta(minutes=1)
 
     def test_private_halves_are_private_and_never_replaced(self, made, tmp_path):
-        from fedmos.deploy.certificates import make_certificates, make_key
+        from fedmos.flower.local.certificates import make_certificates, make_key
 
         pair = make_key(tmp_path / "a")
         for path in (made.authority_key, made.server_key, pair.private):
@@ -84,7 +84,7 @@ class TestCertificates:
         pytest.importorskip("cryptography")
         from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-        from fedmos.deploy.certificates import make_key
+        from fedmos.flower.local.certificates import make_key
 
         pair = make_key(tmp_path / "a")
         private, public = (
@@ -119,7 +119,7 @@ class TestCertificates:
 class TestTroupe:
     def test_all_end_with_it_even_those_that_do_not_heed_and_what_they_started(self, tmp_path):
         stubborn = "trap '' TERM; sleep 600 & echo $! > grandchild; wait; sleep 600"
-        with Troupe(tmp_path, os.environ) as troupe:
+        with ProcessGroup(tmp_path, os.environ) as troupe:
             troupe.start("meek", ["sleep", "600"])
             troupe.start("stubborn", ["sh", "-c", f"cd {tmp_path}; {stubborn}"])
             wait_until((tmp_path / "grandchild").exists, 5, "grandchild")
@@ -131,7 +131,7 @@ class TestTroupe:
             assert not troupe.alive("meek")
 
     def test_what_an_ended_process_left_behind_ends_too(self, tmp_path):
-        with Troupe(tmp_path, os.environ) as troupe:
+        with ProcessGroup(tmp_path, os.environ) as troupe:
             troupe.start("gone", ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/child"])
             wait_until(lambda: not troupe.alive("gone"), 5, "its end")
             child = int((tmp_path / "child").read_text())
@@ -139,7 +139,7 @@ class TestTroupe:
         wait_until(lambda: not running(child), 5, "the end of its child")
 
     def test_a_process_can_be_killed_and_started_again(self, tmp_path):
-        with Troupe(tmp_path, os.environ) as troupe:
+        with ProcessGroup(tmp_path, os.environ) as troupe:
             troupe.start("one", ["sh", "-c", "echo said; sleep 600"])
             wait_until(lambda: troupe.said("one") == "said", 5, "its word")
             first = troupe.pid("one")
@@ -156,14 +156,14 @@ class TestTroupe:
             "import os, sys, time\n"
             "from pathlib import Path\n"
             "sys.path.insert(0, sys.argv[1])\n"
-            "from supervise import Troupe, ended_by_signals\n"
-            "with ended_by_signals(), Troupe(Path(sys.argv[2]), os.environ) as troupe:\n"
+            "from supervise import ProcessGroup, ended_by_signals\n"
+            "with ended_by_signals(), ProcessGroup(Path(sys.argv[2]), os.environ) as troupe:\n"
             "    for name in 'ab':\n"
             "        troupe.start(name, ['sleep', '600'])\n"
             "    print(os.getpid(), troupe.pid('a'), troupe.pid('b'), flush=True)\n"
             "    time.sleep(600)\n"
         )
-        module = Path(sys.modules[Troupe.__module__].__file__).parent
+        module = Path(sys.modules[ProcessGroup.__module__].__file__).parent
         with subprocess.Popen(
             [sys.executable, str(script), str(module), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as starter:
@@ -233,7 +233,7 @@ class TestApps:
     @pytest.fixture
     def apps(self, monkeypatch):
         pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
-        from fedmos.deploy import apps
+        from fedmos.flower.local import apps
 
         monkeypatch.setattr(apps, "_PATIENCE", 0.2)
         monkeypatch.setattr(apps, "_APPS", dict.fromkeys(apps._APPS, lambda: time.sleep(600)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos.diagnostics import MEASURES
+from fedmos.evaluation.diagnostics import MEASURES
 
 
 def gradient(model, x, inputs, targets):
@@ -164,7 +164,7 @@ def test_methods_without_a_momentum_have_no_deviation():
 @pytest.mark.parametrize("samples", [8192, 200])
 def test_the_gradient_is_everyones_though_few_take_part(monkeypatch, samples):
     """Of all samples by importance or, where they are many, of an even draw."""
-    from fedmos import diagnostics
+    from fedmos.evaluation import diagnostics
 
     monkeypatch.setattr(diagnostics, "_SAMPLES", samples)
     generator = torch.Generator().manual_seed(0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmos import config
-from fedmos.outcomes import spread
+from fedmos.config import schema as config
+from fedmos.experiments.seed_statistics import spread
 
 ROOT = Path(__file__).parent.parent
 

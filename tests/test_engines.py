@@ -8,14 +8,16 @@ import torch
 from torch import nn
 
 import fedmos as fm
-from fedmos.dropout import StreamDropout
-from fedmos.engine import batched, loop, plan, program, work
+from fedmos.core.dropout import StreamDropout
+from fedmos.core.flat_model import FlatModel
+from fedmos.core.losses import Loss
+from fedmos.engine import batched, loop, program
+from fedmos.engine import execution_plan as plan
+from fedmos.engine import local_backend as work
 from fedmos.engine.batches import Batches, Chunk
-from fedmos.engine.clients import ClientStore
+from fedmos.engine.client_store import ClientStore
 from fedmos.engine.task import Task
 from fedmos.kernels import convolution, tiles
-from fedmos.losses import Loss
-from fedmos.params import FlatModel
 
 SIZES = [5, 12, 1, 8]
 
@@ -334,7 +336,7 @@ def test_a_run_is_resumed_as_it_began(quick, tmp_path, monkeypatch):
 def test_fixed_shapes_change_nothing(monkeypatch):
     """Rows and columns that are filled up, as for compiled programs, without the compiling."""
     data = fm.datasets.load("digits").partition(fm.partition.QuantitySkew(skew=0.7, least=5), clients=15, seed=0)
-    monkeypatch.setattr(work.Plan, "fixed_shapes", property(lambda plan: plan.engine == "batched"))
+    monkeypatch.setattr(work.ExecutionPlan, "fixed_shapes", property(lambda plan: plan.engine == "batched"))
     monkeypatch.setattr(plan, "_room", lambda task: 4)
     for algorithm in (fm.FedMoS(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)):
         how = {

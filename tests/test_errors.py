@@ -163,7 +163,7 @@ def test_an_occupied_folder_is_refused_before_training(quick, tmp_path):
         (lambda: fm.GHBM(lr=0.1, tau=10**6), "GHBM: 'tau' must be ≤ 10,000, got 1000000"),
         (lambda: fm.FedAdam(lr=0.1, tau=1e200), "FedAdam: 'tau' must be ≤ 1,000,000,000.0, got 1e+200"),
         (lambda: fm.Trace(5), "Trace: 'rows' must be a list of rows or a file, got 5"),
-        (lambda: fm.Table(5), "Table: 'numbers' must be a list of numbers or a file, got 5"),
+        (lambda: fm.PerClient(5), "PerClient: 'numbers' must be a list of numbers or a file, got 5"),
         (lambda: fm.LogNormal(median=1.0, sigma=100), "LogNormal: 'sigma' must be ≤ 20, got 100"),
         (lambda: fm.Normalize(mean=0.0, std=0.0), "Normalize: 'std' must be > 0, got 0.0"),
         (lambda: fm.models.logistic(features=2.0), "logistic: 'features' must be an integer ≥ 1, got 2.0"),

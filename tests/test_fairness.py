@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos import fairness
+from fedmos.evaluation import per_client as fairness
 
 
 def by_hand(result, digits, model):

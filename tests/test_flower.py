@@ -24,12 +24,13 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[f
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from safetensors.torch import load_file
 
-from fedmos.config import RunConfig, load
-from fedmos.config_parts import DeployConfig
-from fedmos.flower import Deploy, client_app, mail, server_app, wire
+from fedmos.config.schema import RunConfig, load
+from fedmos.config.tables import DeployConfig
+from fedmos.flower import Deploy, client_app, server_app, wire
+from fedmos.flower import reply_collector as mail
+from fedmos.flower.client_folder import ClientFolder
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.server import serve
-from fedmos.flower.state import ClientFolder
 from flower_network import Network
 from test_conformance import EACH, Case
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
-from fedmos.analysis import heterogeneity
+from fedmos.evaluation.analysis import heterogeneity
 
 exactly = {"rel": 1e-9, "abs": 1e-12}
 
@@ -421,7 +421,9 @@ def test_pieces_do_not_matter(few, monkeypatch):
     torch.manual_seed(0)
     model = Willing().double()
     whole = heterogeneity(model, few, batch_size=2, dtype=torch.float64, lr=0.1)
-    monkeypatch.setattr(sys.modules["fedmos.analysis.heterogeneity"], "_NUMBERS_AT_ONCE", 1500)  # two samples
+    monkeypatch.setattr(
+        sys.modules["fedmos.evaluation.analysis.heterogeneity"], "_NUMBERS_AT_ONCE", 1500
+    )  # two samples
     for name, value in vars(heterogeneity(model, few, batch_size=2, dtype=torch.float64, lr=0.1)).items():
         assert getattr(whole, name) == pytest.approx(value, **exactly)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedmos as fm
-from fedmos.data.sources import SOURCES
+from fedmos.data.catalog import SOURCES
 from test_sources import (
     png,
     small,

@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 import fedmos as fm
-from fedmos import metrics
 from fedmos.data import Dataset
-from fedmos.engine import batched, plan, work
-from fedmos.metrics import Evaluator
+from fedmos.engine import batched
+from fedmos.engine import execution_plan as plan
+from fedmos.engine import local_backend as work
+from fedmos.evaluation import metrics
+from fedmos.evaluation.metrics import Evaluator
 
 DIGITS = fm.datasets.load("digits")
 
@@ -241,18 +243,18 @@ class Replayed:
         return self.made.setdefault(key, body)(*given)
 
 
-def recorded(monkeypatch) -> list[work.Crew]:
+def recorded(monkeypatch) -> list[work.LocalBackend]:
     """Have all work recorded from now on. The crews, as they are made."""
     crews = []
-    make = work.Crew.__init__
+    make = work.LocalBackend.__init__
 
     def recording(self, *given) -> None:
         make(self, *given)
         self._graphs = Replayed()
         crews.append(self)
 
-    monkeypatch.setattr(work.Crew, "__init__", recording)
-    monkeypatch.setattr(work.Plan, "fixed_shapes", True)
+    monkeypatch.setattr(work.LocalBackend, "__init__", recording)
+    monkeypatch.setattr(work.ExecutionPlan, "fixed_shapes", True)
     return crews
 
 

@@ -12,13 +12,14 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import fedmos as fm
-from fedmos import catalogue, metrics
+from fedmos.config import registry as registry
+from fedmos.core.flat_model import FlatModel
+from fedmos.core.losses import PADDING, Loss
 from fedmos.engine.batched import Batched
 from fedmos.engine.batches import Chunk
 from fedmos.engine.loop import Loop
 from fedmos.engine.task import Task
-from fedmos.losses import PADDING, Loss
-from fedmos.params import FlatModel
+from fedmos.evaluation import metrics
 
 SIZES = {
     "char_lstm": 133_520,
@@ -78,7 +79,7 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 def test_every_model_is_in_the_catalogue():
-    assert sorted(catalogue.models()) == sorted(SIZES) == sorted({case.split()[0] for case in SMALL})
+    assert sorted(registry.models()) == sorted(SIZES) == sorted({case.split()[0] for case in SMALL})
 
 
 @pytest.mark.parametrize("name", SIZES)

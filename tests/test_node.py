@@ -68,11 +68,11 @@ class Node:
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_message_of_a_run_that_ended_does_not_put_replies_out_of_step(ours):
     """With Flower's own functions it does; should that change, ours are no longer needed."""
-    from fedmos.deploy.node import InStep
+    from fedmos.flower.local.node import OrderedReplies
 
     loop = import_module("flwr.supernode.start_client_internal")
     pull, push = loop._pull_and_store_message, loop._push_messages
-    in_step = InStep(pull, push)
+    in_step = OrderedReplies(pull, push)
     node = Node(in_step.pull, in_step.push) if ours else Node(pull, push)
     assert not node.pull("one of a run that ends", ends=True)
     node.answer()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos.ranks import Ranks
+from fedmos.engine.ranks import Ranks
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,7 @@ def test_one_two_and_four_ranks_come_to_the_same_bits():
 LEAVING = """
 import glob
 import torch
-from fedmos.ranks import join, leave
+from fedmos.engine.ranks import join, leave
 
 join()
 torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 3))
@@ -75,7 +75,7 @@ def test_the_width_of_chunks_does_not_show(quick, monkeypatch, width):
     """Sums are taken block by block in the order of clients, and a client left alone is computed as one of two."""
     how = {"engine": "batched", "rounds": 2, "selection": fm.Uniform(m=13), "algorithm": fm.Scaffold(lr=0.1)}
     whole = quick(**how)
-    monkeypatch.setattr("fedmos.engine.plan._room", lambda task: width)
+    monkeypatch.setattr("fedmos.engine.execution_plan._room", lambda task: width)
     assert torch.equal(quick(**how).params, whole.params)
 
 
@@ -89,5 +89,5 @@ def test_products_round_alike_wherever_their_factors_lie(quick, monkeypatch):
         "batch_size": 5,
     }
     whole = quick(**how)
-    monkeypatch.setattr("fedmos.engine.plan._room", lambda task: 3)
+    monkeypatch.setattr("fedmos.engine.execution_plan._room", lambda task: 3)
     assert torch.equal(quick(**how).params, whole.params)

@@ -14,12 +14,12 @@ import browser
 import comparisons
 import fedmos as fm
 import test_table
-from fedmos.history import History, Record
-from fedmos.outcomes import Row
+from fedmos.core.history import History, Record
+from fedmos.experiments.seed_statistics import MethodResult
+from fedmos.experiments.table import Table
 from fedmos.report import page
 from fedmos.report.answer import answer
 from fedmos.report.study import Source, Study, parse_target, study
-from fedmos.table import Table
 
 CONFIG = """
 rounds = 4
@@ -174,7 +174,8 @@ def single(tmp_path_factory):
     base = tmp_path_factory.mktemp("runs")
 
     def make(name, text=CONFIG, *overrides):
-        from fedmos import cli, config
+        from fedmos.cli import commands as cli
+        from fedmos.config import schema as config
 
         (base / f"{name}.toml").write_text(text)
         cli._run(config.load(config.RunConfig, base / f"{name}.toml", overrides), base / name, resume=True)
@@ -204,7 +205,7 @@ def test_runs_that_differ_in_more_than_their_seed_are_several_methods(single):
 def test_a_baseline_with_other_seeds_is_not_said_to_have_missed_the_target():
     runs = {"base": {0: [0.1, 0.6]}, "other": {1: [0.6]}}
     rows = [
-        Row(label=label, lr=None, runs={seed: test_table.history(values) for seed, values in by_seed.items()})
+        MethodResult(label=label, lr=None, runs={seed: test_table.history(values) for seed, values in by_seed.items()})
         for label, by_seed in runs.items()
     ]
     words = answer(Table(metric="accuracy", target=0.5, baseline="base", rows=rows))
@@ -296,7 +297,7 @@ def test_labels_are_drawn_as_they_are(tmp_path):
     from fedmos.report.plot import plot
 
     rows = [
-        Row(label=label, lr=None, runs={0: test_table.history([0.1, 0.2])})
+        MethodResult(label=label, lr=None, runs={0: test_table.history([0.1, 0.2])})
         for label in ("a $x$ or $\\no$", "_b", "c" * 90)
     ]
     plot(Table(metric="accuracy", target=None, baseline="_b", rows=rows), tmp_path / "f.svg", ["accuracy"], "rounds")
@@ -348,7 +349,7 @@ def large(runs=20, rounds=5000):
         )
 
     info = {"clients": 100, "algorithm": "FedAvg(lr=0.1)", "selection": "Uniform(m=2)", "rounds": rounds}
-    rows = [Row(label=f"method {i}", lr=0.1, runs={0: history(i)}, infos={0: info}) for i in range(runs)]
+    rows = [MethodResult(label=f"method {i}", lr=0.1, runs={0: history(i)}, infos={0: info}) for i in range(runs)]
     table = Table(metric="accuracy", target=0.9, baseline="method 0", rows=rows)
     source = Source(folder="made up", rows=rows, target=("accuracy", 0.9), data=None, text="")
     return Study("Many runs", "note", table, [source])

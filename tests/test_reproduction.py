@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 import fedmos as fm
-from fedmos.cli import app
-from fedmos.config import DataConfig, Training
+from fedmos.cli.commands import app
+from fedmos.config.schema import DataConfig, Training
 from fedmos.data.federated import Normalize
-from fedmos.reproduction import command, pages, quadratic, study
-from fedmos.reproduction.record import Job, Records, fingerprint, merge
-from fedmos.reproduction.sheet import NOT_RUN, Sheet
-from fedmos.reproduction.train import Deadline, Trainer, Wanted, train
+from fedmos.experiments.reproduce import command, pages, quadratic, study
+from fedmos.experiments.reproduce.record import Job, Records, fingerprint, merge
+from fedmos.experiments.reproduce.results_table import NOT_RUN, Sheet
+from fedmos.experiments.reproduce.train import Deadline, Trainer, Wanted, train
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 PARTS = [part for name in study.names() for part in study.load(name).parts]

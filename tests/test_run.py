@@ -307,7 +307,7 @@ def test_callbacks_see_every_round(quick):
 def test_progress_shows_rounds_accuracy_and_time_left(quick):
     import io
 
-    from fedmos.callbacks import Progress
+    from fedmos.run.callbacks import Progress
 
     out = io.StringIO()
     quick(callbacks=[Progress("FedAvg", out)])
@@ -367,7 +367,7 @@ def test_numpy_numbers_are_numbers(quick, tmp_path):
 
 def test_an_interrupted_commit_is_completed(quick, monkeypatch):
     """Ctrl-C while a round's results are put away: the round counts as a whole."""
-    from fedmos.engine.clients import ClientStore
+    from fedmos.engine.client_store import ClientStore
 
     write, calls = ClientStore.write, []
 

@@ -19,12 +19,13 @@ import torch
 from typer.testing import CliRunner
 
 import fedmos as fm
-from fedmos import cli, cli_data
+from fedmos.cli import commands as cli
+from fedmos.cli import data as cli_data
 from fedmos.data import datasets
-from fedmos.data.sources import SOURCES, characters, hub, npz, plays, registries, store
-from fedmos.data.sources.errors import UnreachableError
-from fedmos.data.sources.fetch import fetch
-from fedmos.data.sources.published import SYMBOLS
+from fedmos.data.catalog import SOURCES, characters, hub, npz, plays, registries, store
+from fedmos.data.catalog.errors import UnreachableError
+from fedmos.data.catalog.fetch import fetch
+from fedmos.data.catalog.published import SYMBOLS
 
 PARTS = ("train", "test")
 

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedmos as fm
-from fedmos.storage import RunFolder, lock, pace, toml
+from fedmos.storage import RunFolder, lock, toml
+from fedmos.storage import checkpoint_schedule as pace
 from fedmos.storage.checkpoint import Checkpoints
 from fedmos.storage.files import Lines, StorageError
 from fedmos.storage.segments import new_rounds, new_rows
@@ -358,7 +359,7 @@ def test_a_result_is_saved_beside_the_one_before(quick, tmp_path):
 def test_when_a_checkpoint_is_due(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(pace, "monotonic", lambda: now[0])
-    rounds, seconds, own = pace.Pace(3), pace.Pace("1.5min"), pace.Pace(None)
+    rounds, seconds, own = pace.CheckpointSchedule(3), pace.CheckpointSchedule("1.5min"), pace.CheckpointSchedule(None)
     assert [t for t in range(1, 8) if rounds.due(t)] == [3, 6]
     for now[0], timed, cheap in ((9, False, False), (11, False, True), (91, True, True)):
         assert (seconds.due(1), own.due(1)) == (timed, cheap)
@@ -389,7 +390,7 @@ def test_toml_reads_as_it_was_written(table):
 
 
 def command(monkeypatch, *arguments: str) -> int:
-    from fedmos import cli
+    from fedmos.cli import commands as cli
 
     monkeypatch.setattr(sys, "argv", ["fedmos", *arguments])
     with pytest.raises(SystemExit) as stop:

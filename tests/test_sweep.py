@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmos import config
-from fedmos.sweep import sweep
+from fedmos.config import schema as config
+from fedmos.experiments.sweep import sweep
 
 RUN = {
     "rounds": 4,

@@ -12,12 +12,12 @@ import pytest
 
 import comparisons
 import fedmos as fm
-from fedmos import config
-from fedmos.compare import compare
-from fedmos.history import History, Record
-from fedmos.outcomes import Row, final_mean, ratio
-from fedmos.table import Table, as_latex, as_markdown
-from fedmos.watching import Board, Lines, last_record
+from fedmos.config import schema as config
+from fedmos.core.history import History, Record
+from fedmos.experiments.compare import compare
+from fedmos.experiments.progress import Lines, LiveTable, last_record
+from fedmos.experiments.seed_statistics import MethodResult, final_mean, ratio
+from fedmos.experiments.table import Table, as_latex, as_markdown
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def table(**rows):
         metric="accuracy",
         target=0.5,
         baseline="base",
-        rows=[Row(label=k, lr=None, runs=dict(enumerate(v))) for k, v in rows.items()],
+        rows=[MethodResult(label=k, lr=None, runs=dict(enumerate(v))) for k, v in rows.items()],
     )
 
 
@@ -242,7 +242,7 @@ def test_watching(tmp_path):
     watch.tuned("a", "0.1")
     watch.trained("a", "well")
     assert said == ["a: step size 0.1", "a: well"]
-    board = Board("title [/b]", ["a", "b"], 9, "accuracy")
+    board = LiveTable("title [/b]", ["a", "b"], 9, "accuracy")
     (tmp_path / "metrics.jsonl").write_text('{"round": 3, "accuracy": 0.25}\n{"round": 4, "accur')
     assert last_record(tmp_path)["round"] == 3
     assert last_record(tmp_path / "none") is None

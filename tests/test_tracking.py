@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fedmos.tracking import MLflow, TensorBoard, WandB
+from fedmos.run.tracking import MLflow, TensorBoard, WandB
 
 
 class Calls(list):

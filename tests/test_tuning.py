@@ -10,12 +10,12 @@ import pytest
 
 import browser
 import comparisons
-from fedmos import config
-from fedmos.compare import caption, compare
+from fedmos.config import schema as config
+from fedmos.experiments.compare import caption, compare
+from fedmos.experiments.progress import Lines
+from fedmos.experiments.tune import choose
 from fedmos.report import page
 from fedmos.report.study import study
-from fedmos.tuning import choose
-from fedmos.watching import Lines
 from test_table import history
 
 METHODS = [

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engines import JOBS, Lean, Ours, by_hand, precision, synchronise
 
-from fedmos.engine.memory import keep_memory
+from fedmos.engine.malloc import keep_memory
 
 LR = 0.01
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from fedmos import config
+from fedmos.config import schema as config
 from fedmos.report.curves import chart
 from fedmos.report.study import study
 

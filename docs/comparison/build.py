@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmos.outcomes import spread
+from fedmos.experiments.seed_statistics import spread
 
 HERE = Path(__file__).parent
 TUNED = ", tuned"

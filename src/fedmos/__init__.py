@@ -1,30 +1,40 @@
 """fedmos: federated learning for skewed data and scarce communication."""
 
-__version__ = "0.1.0"
-
 import os
+import sys
 
-# Read by MKL when it is first used. Without it products round by where in memory their factors lie, on some CPUs, and
-# so a client's by who shares its chunk.
+# MKL reads this variable when it is first used. Without it, on some CPUs, the rounding of a product depends on the
+# memory alignment of its factors, and so a client's result on which clients share its chunk.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-from . import analysis, models
+from . import models
 from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
-from .callbacks import Callback
-from .catalogue import algorithms, availabilities, partitions, selectors
+from .config.registry import algorithms, availabilities, partitions, selectors
+from .core.callback import Callback
+from .core.history import History, Record
+from .core.version import __version__
 from .data import Augment, Dataset, FederatedData, Normalize, datasets, partition
-from .diagnostics import Diagnostics
-from .engine.rounds import DivergenceError
-from .history import History, Record
-from .many import run_many
-from .result import Result
+from .engine.round import DivergenceError
+from .engine.simulated_clock import Constant, LogNormal, PerClient, System
+from .evaluation import analysis
+from .evaluation import diagnostics as _diagnostics
+from .evaluation.diagnostics import Diagnostics
+from .run import tracking as _tracking
+from .run.api import run
+from .run.many import run_many
+from .run.result import Result
 from .selection import *  # noqa: F403
 from .selection import __all__ as _selectors
 from .selection.selector import Selector, View
-from .simulation import run
-from .system import Constant, LogNormal, System, Table
+
+Table = PerClient
+"""The earlier name of `PerClient`."""
+
+# Earlier paths of public modules.
+for _name, _module in {"analysis": analysis, "diagnostics": _diagnostics, "tracking": _tracking}.items():
+    sys.modules[f"{__name__}.{_name}"] = _module
 
 __all__ = [
     *_algorithms,
@@ -43,12 +53,14 @@ __all__ = [
     "History",
     "LogNormal",
     "Normalize",
+    "PerClient",
     "Record",
     "Result",
     "Selector",
     "System",
     "Table",
     "View",
+    "__version__",
     "algorithms",
     "analysis",
     "availabilities",

@@ -1,5 +1,5 @@
 """`python -m fedmos` is `fedmos`."""
 
-from .cli import main
+from .cli.commands import main
 
 main()

@@ -3,12 +3,12 @@
 import pytest
 from methods import CLIENTS, configuration
 
-from fedmos.deploy.app import CONFIGURATION, write_app
+from fedmos.flower.local.app import CONFIGURATION, write_app
 
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory):
-    from fedmos.deploy.local import LocalDeployment
+    from fedmos.flower.local.session import LocalDeployment
 
     folder = tmp_path_factory.mktemp("deployment")
     preloaded = write_app(folder / "preloaded", configuration("SCAFFOLD").kept()) / "preloaded" / CONFIGURATION

@@ -3,7 +3,7 @@
 from typing import Any
 
 import fedmos as fm
-from fedmos import config
+from fedmos.config import schema as config
 
 CLIENTS = 4
 METHODS: dict[str, dict[str, Any]] = {

@@ -17,9 +17,9 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedmos.deploy.certificates import make_certificates, make_key
-from fedmos.deploy.environment import environment
-from fedmos.deploy.local import free_ports
+from fedmos.flower.local.certificates import make_certificates, make_key
+from fedmos.flower.local.environment import environment
+from fedmos.flower.local.session import free_ports
 
 pytestmark = pytest.mark.deploy
 TRUSTING = ["--root-certificates", "{authority}"]

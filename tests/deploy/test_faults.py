@@ -10,8 +10,8 @@ import torch
 from methods import CLIENTS, configuration, simulated
 
 import fedmos as fm
-from fedmos.deploy.progress import Progress
-from fedmos.deploy.supervise import wait_until
+from fedmos.flower.local.progress import Progress
+from fedmos.flower.local.supervise import wait_until
 from fedmos.storage.toml import dumps
 
 EVERYONE = {"name": "Full"}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Gradient, Vectors
-from ..validate import below_one, check, positive, share
+from ..core.validation import below_one, check, positive, share
 
 
 @dataclass(frozen=True, kw_only=True)

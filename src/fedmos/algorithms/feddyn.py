@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Gradient, Vectors
-from ..validate import check, non_negative, positive
+from ..core.validation import check, non_negative, positive
 
 
 @dataclass(frozen=True, kw_only=True)

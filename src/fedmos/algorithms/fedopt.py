@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Context, Vectors
-from ..validate import below_one, check, positive
+from ..core.validation import below_one, check, positive
 
 
 @dataclass(frozen=True, kw_only=True)

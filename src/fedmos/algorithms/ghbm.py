@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Gradient, StateName, Vectors
-from ..validate import check, count, non_negative, one_of, positive
+from ..core.validation import check, count, non_negative, one_of, positive
 
 Scale = Literal["participation", "elapsed"]
 First = Literal["zero", "shared"]

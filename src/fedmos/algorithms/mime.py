@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Gradient, Reduce, Vectors
-from ..validate import below_one, check, positive
+from ..core.validation import below_one, check, positive
 
 
 @dataclass(frozen=True, kw_only=True)

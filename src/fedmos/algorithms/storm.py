@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Gradient, Vectors
-from ..validate import check, count, fraction, one_of, positive
+from ..core.validation import check, count, fraction, one_of, positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.validation import boolean, check, pixels
 from ..rng import draws
-from ..validate import boolean, check, pixels
 
 
 @dataclass(frozen=True, kw_only=True)

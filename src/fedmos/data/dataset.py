@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..core.formatting import format_value
+from ..core.validation import count, require
+from ..core.validation import seed as seed_rule
 from ..rng import Purpose, generator
-from ..shown import shown
-from ..validate import count, require
-from ..validate import seed as seed_rule
 from .federated import FederatedData, Normalize, importance_of
 from .partition import Natural
 from .partition.flower import FromFlower, is_flower
@@ -76,7 +76,7 @@ class Dataset:
         """
         scheme = FromFlower(scheme) if is_flower(scheme) else scheme
         if isinstance(scheme, type | str) or not hasattr(scheme, "split"):
-            raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {shown(scheme)}")
+            raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {format_value(scheme)}")
         by_owner = getattr(scheme, "divides", "label") == "owner"
         if clients is not None or not getattr(scheme, "sets_clients", False):
             require("partition", "clients", clients, count)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.validation import suggest
 from ..rng import Purpose, generator
-from ..validate import suggest
-from . import sources
+from . import catalog as sources
 from .dataset import Dataset
 from .federated import Normalize
 from .synthetic import Quadratic, quadratic, synthetic

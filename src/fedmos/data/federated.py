@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..shown import one_line, shown
-from ..validate import number, positive, require
+from ..core.formatting import format_value, one_line
+from ..core.validation import number, positive, require
 from .augment import Augment
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class FederatedData:
         dtype on use.
         """
         if not isinstance(clients, Iterable):
-            raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {shown(clients)}")
+            raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
         pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
         if not pairs:
             raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
@@ -131,7 +131,7 @@ class FederatedData:
         A folder `test` (CLASS/image) beside a folder `train` is the test set. Images must agree in size, or are
         resized to `size`, (height, width). Needs Pillow.
         """
-        from .own.folder import dataset_from_folder
+        from .importers.folder import dataset_from_folder
 
         return dataset_from_folder(root, size).federate("from_folder", partition, clients, seed)
 
@@ -153,7 +153,7 @@ class FederatedData:
         target is `target_column` (default: "label", "target" or "y"), inputs are `input_columns` (default: every other
         column), numbers or one column of lists or encoded images. `test` is another such table.
         """
-        from .own.frame import dataset_from_frame
+        from .importers.frame import dataset_from_frame
 
         dataset = dataset_from_frame(frame, client_column, target_column, input_columns, test)
         return dataset.federate("from_frame", partition, clients, seed)
@@ -175,7 +175,7 @@ class FederatedData:
         Arguments as in `from_frame`; `partition` may be a Flower Datasets partitioner, whose own column then needs
         no other mention.
         """
-        from .own.hf import dataset_from_hf
+        from .importers.hf import dataset_from_hf
 
         made, scheme = dataset_from_hf(dataset, client_column, target_column, input_columns, test, partition)
         return made.federate("from_hf", scheme, clients, seed)

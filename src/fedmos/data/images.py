@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..validate import needs
+from ..core.validation import needs
 
 _GREY = ("1", "L", "I", "I;16")
 _PIXELS = 64_000_000

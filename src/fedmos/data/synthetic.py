@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..core.validation import LARGE, count, non_negative, require
+from ..core.validation import seed as seed_rule
 from ..rng import Purpose, generator
-from ..validate import LARGE, count, non_negative, require
-from ..validate import seed as seed_rule
 from .federated import FederatedData
 
 

@@ -43,7 +43,7 @@ class Job(NamedTuple):
     runs: int = 1
 
 
-class Done(NamedTuple):
+class JobResult(NamedTuple):
     """What came of a job; all but `samples` is on the run's device. The next job may overwrite uploads and own.
 
     Where several runs worked together, sums and report have an axis in front, for the runs.

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
+from ..core.flat_model import FlatModel
+from ..core.losses import Loss
 from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
-from ..losses import Loss
-from ..params import FlatModel
 
 Values = tuple[Tensor, Tensor]
 

@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..core.flat_model import FlatModel
+from ..core.losses import Loss
 from ..data.federated import FederatedData
-from ..losses import Loss
-from ..params import FlatModel
 from ..rng import Purpose, stream
 from .program import Program
 
@@ -136,7 +136,7 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * 2**30
 
 
-Moved = dict[object, tuple[Tensor, Tensor]]
+DeviceCache = dict[object, tuple[Tensor, Tensor]]
 """Tensors on the device by what they were made of, which is kept alive, for its address tells it apart."""
 
 _PREPARED = 2**30
@@ -144,23 +144,23 @@ _PREPARED = 2**30
 
 
 def on_device(
-    data: FederatedData, device: torch.device, dtype: torch.dtype, moved: Moved | None = None
+    data: FederatedData, device: torch.device, dtype: torch.dtype, device_cache: DeviceCache | None = None
 ) -> FederatedData:
     """The same federation with its samples on `device` (sizes and importances stay on the CPU).
 
-    Samples that are in `moved` already are not brought twice. Few enough, they are kept as the model gets them; images
-    that are to be augmented stay as they are.
+    Samples found in `device_cache` are not copied again. Small data sets are normalised once, here; images that are to
+    be augmented stay as they are.
     """
-    moved = {} if moved is None else moved
+    device_cache = {} if device_cache is None else device_cache
     tests = [] if data.test is None else [data.test[0]]
     size = sum(v.numel() for v in (data.x, *tests)) * dtype.itemsize
     prepare = data.normalize is not None and data.augment is None and size <= _PREPARED
 
     def move(v: Tensor, inputs: bool = False) -> Tensor:
         made_of = (v.data_ptr(), v.shape, v.stride(), v.dtype, device, (data.normalize, dtype) if inputs else None)
-        if made_of not in moved:
-            moved[made_of] = (v, data.inputs(v.to(device), dtype) if inputs else v.to(device))
-        return moved[made_of][1]
+        if made_of not in device_cache:
+            device_cache[made_of] = (v, data.inputs(v.to(device), dtype) if inputs else v.to(device))
+        return device_cache[made_of][1]
 
     return replace(
         data,

@@ -14,25 +14,25 @@ from torch import Tensor
 
 from ..algorithm import Context as RoundContext
 from ..algorithm import Vectors
+from ..core.flat_model import FlatModel
+from ..core.formatting import format_value
+from ..core.losses import Loss
+from ..core.precision import arithmetic
 from ..data.federated import FederatedData
-from ..engine.choosing import cohort_size
 from ..engine.declaration import check_declaration, shapes
-from ..engine.fitness import check_fit
+from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
-from ..engine.plan import choose_plan
+from ..engine.local_backend import LocalBackend
+from ..engine.sampling import cohort_size
 from ..engine.task import Task, on_device
-from ..engine.work import Crew
-from ..losses import Loss
-from ..metrics import Evaluator
-from ..params import FlatModel
-from ..precision import arithmetic
+from ..evaluation.metrics import Evaluator
 from ..rng import signed
+from ..run.preflight import check_fit
+from ..run.settings import find_device
 from ..selection.selector import REPORTS
-from ..settings import find_device
-from ..shown import shown
 from . import wire
+from .client_folder import RUN, ClientFolder
 from .deployment import Deployment, Given, client_part
-from .state import RUN, ClientFolder
 
 OwnData = Callable[[str], Any]
 """A client's name → its samples, (x, y), or a federation of it alone."""
@@ -48,12 +48,12 @@ def client_app(config: Given, *, data: OwnData | None = None) -> ClientApp:
     Which client a node is stands in its node configuration: `client="name"` (or its number, or Flower's
     `partition-id`); `state="folder"` is where it keeps what must outlive it, by default ~/.fedmos/clients.
     """
-    sites: dict[tuple[str, str], Site] = {}
+    sites: dict[tuple[str, str], ClientRuntime] = {}
 
-    def site(context: Context) -> Site:
+    def site(context: Context) -> ClientRuntime:
         who = (str(_named(context.node_config)), str(context.node_config.get("state") or _default_folder()))
         if who not in sites:
-            sites[who] = Site(Deployment.of(config), *who, data)
+            sites[who] = ClientRuntime(Deployment.of(config), *who, data)
         return sites[who]
 
     def answering(kind: str) -> Callable[[Message, Context], Message]:
@@ -69,7 +69,7 @@ def client_app(config: Given, *, data: OwnData | None = None) -> ClientApp:
     return app
 
 
-class Site:
+class ClientRuntime:
     """One client with its data, its model's shape, and its folder."""
 
     def __init__(self, deployment: Deployment, who: str, folder: str, own: OwnData | None) -> None:
@@ -112,7 +112,7 @@ class Site:
             return wire.compose(said | {"name": self.name, "agreement": self._deployment.agreement(self.model)})
         wire.check_equal(header, client=self.number)
         if not RUN.fullmatch(header["run"]) or not 0 <= header["round"] < 10**9:
-            raise wire.RefusedError(f"there is no round {header['round']} of run {shown(header['run'])}")
+            raise wire.RefusedError(f"there is no round {header['round']} of run {format_value(header['run'])}")
         with arithmetic(self.model.precision):
             vectors, numbers = self._do(kind, header, content)
         return wire.compose(said, wire.pack(vectors), wire.pack(numbers))
@@ -136,7 +136,7 @@ class Site:
     ) -> tuple[Vectors, Vectors]:
         reports = header["reports"].split(",") if header["reports"] else []
         if not set(reports) <= set(REPORTS):
-            raise wire.RefusedError(f"there are no reports {shown(header['reports'])}")
+            raise wire.RefusedError(f"there are no reports {format_value(header['reports'])}")
         x, msg = self._received(header, content, folder, () if phase == "prepare" else self.algorithm.down)
         t, last = header["round"], header["last"]
         given = self.algorithm.init(self.model.initial())
@@ -185,9 +185,9 @@ class Site:
             folder.keep_model(header["round"], x)
         return x, came
 
-    def _crew(self, importance: float = 1.0) -> Crew:
+    def _crew(self, importance: float = 1.0) -> LocalBackend:
         data = replace(self._task.data, importance=torch.tensor([importance], dtype=torch.float64))
-        return Crew(replace(self._task, data=data), self.algorithm, self._plan)
+        return LocalBackend(replace(self._task, data=data), self.algorithm, self._plan)
 
 
 def _named(node: Mapping[str, Any]) -> Any:
@@ -208,7 +208,7 @@ def _number(who: str, names: Any) -> int:
         return known.index(who)
     if who.isascii() and who.isdigit() and int(who) < len(known):
         return int(who)
-    raise ValueError(f"node: 'client' must be one of {', '.join(known[:20])}, or its number, got {shown(who)}")
+    raise ValueError(f"node: 'client' must be one of {', '.join(known[:20])}, or its number, got {format_value(who)}")
 
 
 def _part(deployment: Deployment, own: OwnData | None, number: int) -> FederatedData:

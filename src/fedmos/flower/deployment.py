@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import __version__
-from ..config import RunConfig, load
+from ..config.schema import RunConfig, load
+from ..core.flat_model import FlatModel
+from ..core.formatting import format_value
+from ..core.losses import Loss
+from ..core.version import __version__
 from ..data.federated import FederatedData, importance_of, offsets_of
-from ..engine.plan import override
-from ..losses import Loss
-from ..params import FlatModel
-from ..settings import check_kinds
-from ..shown import shown
-from ..simulation import run
+from ..engine.execution_plan import override
+from ..run.api import run
+from ..run.settings import check_kinds
 from .settings import Deploy, names_rule
 
 Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
@@ -64,7 +64,7 @@ class Deployment:
         parts = dict(given)
         deploy = parts.pop("deploy", Deploy())
         if not isinstance(deploy, Deploy):
-            raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {shown(deploy)}")
+            raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")
         arguments = inspect.signature(run).bind(**{"data": OWN} | parts)
         arguments.apply_defaults()
         made = cls(arguments.arguments, deploy)

@@ -16,23 +16,23 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..algorithm import Algorithm
-from ..callbacks import Callback
+from ..core.callback import Callback
+from ..core.flat_model import FlatModel
+from ..core.history import Record
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
+from ..engine.local_backend import ExecutionPlan
 from ..engine.task import Task
-from ..engine.work import Plan
-from ..history import Record
-from ..params import FlatModel
-from ..result import Result
-from ..session import Session
-from ..settings import find_device
+from ..run.result import Result
+from ..run.run import Run
+from ..run.settings import find_device
 from ..storage import RunFolder
 from ..storage.files import replace_file
+from .backend import FlowerBackend, ReplyPolicy
+from .client_folder import RUN
 from .deployment import Deployment, Given, reported_data, server_part
-from .mail import Inbox, Mail
-from .remote import Remote, Terms
-from .roster import Roster
-from .state import RUN
+from .node_registry import NodeRegistry
+from .reply_collector import Inbox, ReplyCollector
 
 _log = logging.getLogger("fedmos")
 
@@ -69,15 +69,15 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
         raise ValueError("server_app: 'out' must be a folder, in the configuration or in Flower's run configuration")
     _check_target(given["target"], deploy.train_metrics)
     check_declaration(given["algorithm"])
-    ledger = Ledger.read(Path(folder), deployment)
+    ledger = DeploymentManifest.read(Path(folder), deployment)
     model = FlatModel(given["model"], find_device(given["device"]), given["dtype"], given["precision"])
     inbox, samples = Inbox(grid), dict(enumerate(ledger.samples))
-    roster = Roster(inbox, deployment.names, ledger.run, deployment.agreement(model), samples)
-    mail = Mail(inbox, roster, deploy.poll, deploy.rejoin)
+    roster = NodeRegistry(inbox, deployment.names, ledger.run, deployment.agreement(model), samples)
+    mail = ReplyCollector(inbox, roster, deploy.poll, deploy.rejoin)
     _wait(mail, len(deployment.names), deploy.wait)
     data = _data(deployment, roster, test)
     system = given["system"]
-    terms = Terms(
+    terms = ReplyPolicy(
         run=ledger.run,
         deadline=_DEADLINE if system is None or system.deadline is None else system.deadline,
         norm_bound=deploy.norm_bound,
@@ -85,8 +85,8 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
         train_metrics=deploy.train_metrics,
     )
 
-    def hire(task: Task, algorithm: Algorithm, plan: Plan) -> Remote:
-        return Remote(task, algorithm, plan, mail, terms)
+    def make_backend(task: Task, algorithm: Algorithm, plan: ExecutionPlan) -> FlowerBackend:
+        return FlowerBackend(task, algorithm, plan, mail, terms)
 
     changes = {
         "data": data,
@@ -94,13 +94,16 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
         "out": RunFolder(folder, deployment.config),
         "resume": True,
         "checkpoint_every": 1,
-        "callbacks": [*given["callbacks"], _Announcer(Ledger(ledger.run, data.sizes.tolist()), Path(folder))],
+        "callbacks": [
+            *given["callbacks"],
+            _Announcer(DeploymentManifest(ledger.run, data.sizes.tolist()), Path(folder)),
+        ],
     }
-    return Session(**{**given, **changes}, hire=hire).play()
+    return Run(**{**given, **changes}, make_backend=make_backend).play()
 
 
 @dataclass(frozen=True)
-class Ledger:
+class DeploymentManifest:
     """What a server started again must know before it reads a checkpoint: the file deployment.json."""
 
     run: str
@@ -109,7 +112,7 @@ class Ledger:
     """n_i, where they are known."""
 
     @classmethod
-    def read(cls, folder: Path, deployment: Deployment) -> Ledger:
+    def read(cls, folder: Path, deployment: Deployment) -> DeploymentManifest:
         sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
         path = folder / "deployment.json"
         try:
@@ -143,7 +146,7 @@ def _is_ledger(found: Any) -> bool:
 class _Announcer(Callback):
     """Notes the run once its folder is ours, and says how it goes."""
 
-    def __init__(self, ledger: Ledger, folder: Path) -> None:
+    def __init__(self, ledger: DeploymentManifest, folder: Path) -> None:
         self._ledger, self._folder = ledger, folder
 
     def on_start(self, rounds: int, done: int) -> None:
@@ -162,7 +165,7 @@ class _Announcer(Callback):
             )
 
 
-def _wait(mail: Mail, N: int, seconds: float) -> None:
+def _wait(mail: ReplyCollector, N: int, seconds: float) -> None:
     """Until all clients are there, or for as long as that."""
     began = monotonic()
     while True:
@@ -177,7 +180,7 @@ def _wait(mail: Mail, N: int, seconds: float) -> None:
         sleep(mail.poll)
 
 
-def _data(deployment: Deployment, roster: Roster, test: tuple[Any, Any] | None) -> FederatedData:
+def _data(deployment: Deployment, roster: NodeRegistry, test: tuple[Any, Any] | None) -> FederatedData:
     """The federation as the server knows it."""
     if deployment.data is not None:
         return server_part(deployment.data)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..validate import LARGE, Rule, boolean, check, none, positive
+from ..core.validation import LARGE, Rule, boolean, check, none, positive
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """What clients may be called: their names are those of folders, too."""

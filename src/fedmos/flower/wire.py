@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from ..algorithm import Vectors
-from ..shown import one_line, shown
+from ..core.formatting import format_value, one_line
 
 PROTOCOL = 1
 RAW = "fedmos.raw"
@@ -126,7 +126,7 @@ def check_equal(found: Mapping[str, Any], **expected: Any) -> None:
     """Hold a header to what it must say."""
     for name, value in expected.items():
         if found[name] != value:
-            raise RefusedError(f"its '{name}' is {shown(found[name])} instead of {shown(value)}")
+            raise RefusedError(f"its '{name}' is {format_value(found[name])} instead of {format_value(value)}")
 
 
 def _header(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
@@ -140,9 +140,9 @@ def _header(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
         raise RefusedError(f"its header has the fields {_listed(record)} instead of {_listed(fields)}")
     for name, kind in fields.items():
         if type(record[name]) is not kind:
-            raise RefusedError(f"'{name}' in its header must be {kind.__name__}, got {shown(record[name])}")
+            raise RefusedError(f"'{name}' in its header must be {kind.__name__}, got {format_value(record[name])}")
     if record["protocol"] != PROTOCOL:
-        spoken = shown(record["protocol"])
+        spoken = format_value(record["protocol"])
         raise RefusedError(f"it speaks protocol {spoken} and not {PROTOCOL}; use one fedmos everywhere")
     return dict(record)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..precision import Precision
+from ..core.precision import Precision
 from .layout import empty_images
 from .switch import Switch
 

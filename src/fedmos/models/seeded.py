@@ -10,8 +10,8 @@ from typing import Any, ParamSpec
 import torch
 from torch import nn
 
-from ..validate import Rule, boolean, count, none, positive, require
-from ..validate import seed as seed_rule
+from ..core.validation import Rule, boolean, count, none, positive, require
+from ..core.validation import seed as seed_rule
 
 P = ParamSpec("P")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from ..outcomes import Row
-from ..table import Table
+from ..experiments.seed_statistics import MethodResult
+from ..experiments.table import Table
 
 
 def answer(table: Table) -> str:
@@ -26,7 +26,7 @@ def answer(table: Table) -> str:
     return f"{words}{_compared(table, best)}"
 
 
-def _compared(table: Table, best: Row) -> str:
+def _compared(table: Table, best: MethodResult) -> str:
     """How much less that is than the baseline's."""
     if len(table.rows) == 1:
         return "."

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.history import History
 from ..data.describe import gini
-from ..history import History
-from ..outcomes import Row
+from ..experiments.seed_statistics import MethodResult
 
 _MOST = 200
 
@@ -26,7 +26,7 @@ class Chosen(NamedTuple):
     """0 if all took part equally often, near 1 if few did all the work."""
 
 
-def chosen(row: Row) -> Chosen | None:
+def chosen(row: MethodResult) -> Chosen | None:
     """None if no round was played."""
     clients = int(next(iter(row.infos.values()))["clients"])
     counts = [_counts(history, clients) / len(history) for history in row.runs.values() if len(history)]

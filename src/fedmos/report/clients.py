@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..outcomes import Row
+from ..experiments.seed_statistics import MethodResult
 
 _POINTS = 101
 
@@ -22,7 +22,7 @@ class Served(NamedTuple):
     median: float
 
 
-def served(row: Row) -> Served | None:
+def served(row: MethodResult) -> Served | None:
     """None where no run has measured it."""
     kept = [info.get("client_accuracy", {}) for info in row.infos.values()]
     kept = [found for found in kept if "sorted" in found]

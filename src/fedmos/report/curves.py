@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from ..history import METRICS
-from ..outcomes import Row
-from ..table import Table
+from ..core.history import METRICS
+from ..experiments.seed_statistics import MethodResult
+from ..experiments.table import Table
 from .figure import Line, line_chart
 
 MOST = 300
@@ -49,7 +49,7 @@ class Curve:
         return replace(self, **thin)
 
 
-def curve(row: Row, metric: str) -> Curve:
+def curve(row: MethodResult, metric: str) -> Curve:
     """Of a metric, or of a measure of `fm.Diagnostics`. Values that are not finite are left out."""
     points: dict[int, list[tuple[float, float, float | None]]] = {}
     for history in row.runs.values():

@@ -8,9 +8,9 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from ..diagnostics import MEASURES
-from ..history import METRICS
-from ..outcomes import last_value, spread
+from ..core.history import METRICS
+from ..evaluation.diagnostics import MEASURES
+from ..experiments.seed_statistics import last_value, spread
 from .answer import answer
 from .chosen import Chosen, chosen
 from .clients import Served, served

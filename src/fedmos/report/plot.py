@@ -7,8 +7,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from ..experiments.table import Table
 from ..storage.files import explained
-from ..table import Table
 from .curves import curve
 from .page import COLOURS
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import config
-from ..compare import CONFIGURATION, caption, entries
-from ..config import CompareConfig, DataConfig, RunConfig, tuned_label
-from ..history import METRICS
-from ..metrics import target_rule
-from ..outcomes import Row, Tried, Tuned
-from ..result import Result
-from ..shown import shown
-from ..table import Table
-from ..validate import suggest
+from ..config import schema as config
+from ..config.schema import CompareConfig, DataConfig, RunConfig, tuned_label
+from ..core.formatting import format_value
+from ..core.history import METRICS
+from ..core.metric_names import target_rule
+from ..core.validation import suggest
+from ..experiments.compare import CONFIGURATION, caption, entries
+from ..experiments.seed_statistics import MethodResult, Tried, Tuned
+from ..experiments.table import Table
+from ..run.result import Result
 
 Target = tuple[str, float]
 
@@ -48,7 +48,7 @@ class Source:
     """A folder that was given: its methods, and what it says of data and target."""
 
     folder: Path
-    rows: list[Row]
+    rows: list[MethodResult]
     target: Target | None
     data: DataConfig | None
     """None for a run from Python, which says nothing of how its data came about."""
@@ -66,7 +66,7 @@ class Study(NamedTuple):
     sources: list[Source]
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[MethodResult]:
         return self.table.rows
 
 
@@ -83,7 +83,7 @@ def study(folders: Sequence[Path], target: Target | None = None, baseline: str |
     labels = [row.label for row in rows]
     if baseline is not None and baseline not in labels:
         raise ValueError(
-            f"--baseline must be one of {', '.join(labels)}, got {shown(baseline)}{suggest(baseline, labels)}"
+            f"--baseline must be one of {', '.join(labels)}, got {format_value(baseline)}{suggest(baseline, labels)}"
         )
     if baseline is not None:
         against = tuned_label(baseline) if tuned_label(baseline) in labels else None
@@ -150,7 +150,7 @@ def _run(folder: Path) -> Source:
             raise ValueError(f"Cannot report {folder} because its target is of several metrics; a table has one")
         target = next(iter(settings.target.items()))
     info = result.info
-    row = Row.of(info["algorithm"].split("(")[0], _lr(info["algorithm"]), {int(info["seed"]): result})
+    row = MethodResult.of(info["algorithm"].split("(")[0], _lr(info["algorithm"]), {int(info["seed"]): result})
     return Source(folder=folder, rows=[row], target=target, data=None if settings is None else settings.data, text=text)
 
 
@@ -160,16 +160,16 @@ def _lr(algorithm: str) -> float | None:
     return None if found is None else float(found[1])
 
 
-def _rows(sources: list[Source]) -> list[Row]:
+def _rows(sources: list[Source]) -> list[MethodResult]:
     """Methods under labels of their own; single runs that differ only in their seed are one method."""
-    gathered: dict[Any, list[tuple[Source, Row]]] = {}
+    gathered: dict[Any, list[tuple[Source, MethodResult]]] = {}
     for source in sources:
         for number, row in enumerate(source.rows):
             single = not (source.folder / CONFIGURATION).exists()
             info = next(iter(row.infos.values()))
             key = json.dumps([info.get(f) for f in _METHOD]) if single else (str(source.folder), number)
             gathered.setdefault(key, []).append((source, row))
-    rows: list[Row] = []
+    rows: list[MethodResult] = []
     for parts in gathered.values():
         seeds = [seed for _, row in parts for seed in row.runs]
         if len(set(seeds)) < len(seeds):
@@ -191,10 +191,10 @@ def _merged(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
     return {seed: value for part in parts for seed, value in part.items()}
 
 
-def _told_apart(rows: list[Row], folders: list[Path]) -> list[Row]:
+def _told_apart(rows: list[MethodResult], folders: list[Path]) -> list[MethodResult]:
     """With labels that differ: by selector where algorithms are the same, then in full, then by folder."""
 
-    def info(row: Row, field: str) -> str:
+    def info(row: MethodResult, field: str) -> str:
         return str(next(iter(row.infos.values())).get(field))
 
     ways = (
@@ -235,7 +235,7 @@ def _check_data(sources: list[Source]) -> None:
         if first.data is not None and source.data is not None:
             different = [f for f in DataConfig.model_fields if getattr(first.data, f) != getattr(source.data, f)]
             if different:
-                a, b = (shown(getattr(s.data, different[0])) for s in (first, source))
+                a, b = (format_value(getattr(s.data, different[0])) for s in (first, source))
                 raise ValueError(f"{together} their data differ: data.{different[0]} is {a} in one, {b} in the other")
             continue
         mine, theirs = _fingerprints(first), _fingerprints(source)
@@ -256,7 +256,7 @@ def _fingerprints(source: Source) -> dict[int, Any]:
     return {seed: info.get("data", f"unknown, of {source.folder}") for seed, info in source.rows[0].infos.items()}
 
 
-def _check_ends(rows: list[Row], target: Target) -> None:
+def _check_ends(rows: list[MethodResult], target: Target) -> None:
     """Refuse runs that ended at a target of their own before they could reach this one."""
     metric, value = target
     for row in rows:
@@ -269,7 +269,7 @@ def _check_ends(rows: list[Row], target: Target) -> None:
                 )
 
 
-def _measured(rows: list[Row]) -> str:
+def _measured(rows: list[MethodResult]) -> str:
     """The metric to show where there is no target."""
     for metric in ("accuracy", "test_loss", "train_accuracy", "train_loss"):
         if all(any(v is not None for v in row.final(metric).values()) for row in rows):
@@ -284,12 +284,12 @@ def parse_target(text: str | None) -> Target | None:
     metric, _, number = text.partition("=")
     if metric not in METRICS:
         raise ValueError(
-            f"--target must name one of {', '.join(METRICS)}, got {shown(metric)}{suggest(metric, METRICS)}"
+            f"--target must name one of {', '.join(METRICS)}, got {format_value(metric)}{suggest(metric, METRICS)}"
         )
     try:
         value = float(number)
     except ValueError:
-        raise ValueError(f"--target must look like accuracy=0.9, got {shown(text)}") from None
+        raise ValueError(f"--target must look like accuracy=0.9, got {format_value(text)}") from None
     if (fault := target_rule(metric).fault(value)) is not None:
-        raise ValueError(f"--target must have for {metric} a number that is {fault}, got {shown(number)}")
+        raise ValueError(f"--target must have for {metric} a number that is {fault}, got {format_value(number)}")
     return metric, value

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.rounding import floor_of
+from ..core.validation import check, count, fraction, positive
 from ..rng import choose, fold
-from ..shares import floor_of
-from ..validate import check, count, fraction, positive
 from .draws import gumbel_top
 from .selector import Selector, View, proportional
 

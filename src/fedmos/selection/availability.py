@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..core.formatting import format_value
+from ..core.rounding import floor_of
+from ..core.validation import below_one, check, count, integer, share
 from ..rng import Purpose, choose, draws, fold, stream
-from ..shares import floor_of
-from ..shown import shown
-from ..validate import below_one, check, count, integer, share
 
 
 class Availability:
@@ -83,10 +83,10 @@ class Trace(Availability):
         try:
             rows = _read(Path(self.rows)) if isinstance(self.rows, str | Path) else [tuple(row) for row in self.rows]
         except TypeError:
-            raise ValueError(f"Trace: 'rows' must be a list of rows or a file, got {shown(self.rows)}") from None
+            raise ValueError(f"Trace: 'rows' must be a list of rows or a file, got {format_value(self.rows)}") from None
         for row in rows:
             if len(row) != 3 or not all(integer.test(v) for v in row) or row[0] < 0 or row[1] > row[2]:
-                raise ValueError(f"Trace: 'rows' must be of (client ≥ 0, from, to ≥ from), got {shown(row)}")
+                raise ValueError(f"Trace: 'rows' must be of (client ≥ 0, from, to ≥ from), got {format_value(row)}")
         if not rows:
             raise ValueError("Trace: 'rows' must hold at least one row")
         object.__setattr__(self, "rows", tuple(tuple(map(int, row)) for row in rows))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..core.validation import check, share
 from ..rng import choose, draws, fold
-from ..validate import check, share
 from .selector import Selector, View, equal
 
 

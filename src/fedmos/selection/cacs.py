@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..validate import check, count, none, whole_number
+from ..core.validation import check, count, none, whole_number
 from .acs import bins_of, one_per_bin
 from .draws import Intervals
 from .selector import Selector, View, equal

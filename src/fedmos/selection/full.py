@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shown import shown
-from ..validate import integer, non_negative
+from ..core.formatting import format_value
+from ..core.validation import integer, non_negative
 from .selector import Selector, View, proportional
 
 
@@ -45,7 +45,7 @@ class FixedCohorts(Selector):
             raise ValueError("FixedCohorts: 'cohorts' must be a list of cohorts, each with at least one client")
         for i in (i for cohort in cohorts for i in cohort):
             if not integer.test(i) or i < 0:
-                raise ValueError(f"FixedCohorts: 'cohorts' must hold client numbers ≥ 0, got {shown(i)}")
+                raise ValueError(f"FixedCohorts: 'cohorts' must hold client numbers ≥ 0, got {format_value(i)}")
         object.__setattr__(self, "cohorts", tuple(tuple(map(int, cohort)) for cohort in cohorts))
         if self.weights is None:
             return
@@ -57,7 +57,7 @@ class FixedCohorts(Selector):
             raise ValueError("FixedCohorts: 'weights' must hold one number for each client of 'cohorts'")
         for w in (w for row in weights for w in row):
             if not non_negative.test(w):
-                raise ValueError(f"FixedCohorts: 'weights' must be ≥ 0, got {shown(w)}")
+                raise ValueError(f"FixedCohorts: 'weights' must be ≥ 0, got {format_value(w)}")
         object.__setattr__(self, "weights", tuple(tuple(map(float, row)) for row in weights))
 
     def validate(self, N: int) -> None:

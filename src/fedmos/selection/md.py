@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..core.validation import check, count
 from ..rng import draws
-from ..validate import check, count
 from .draws import Intervals
 from .selector import Selector, View, equal
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.rounding import floor_of
+from ..core.validation import below_one, check, count, fraction, non_negative, none, share
 from ..rng import choose, fold
-from ..shares import floor_of
-from ..validate import below_one, check, count, fraction, non_negative, none, share
 from .draws import gumbel_top
 from .selector import Selector, View, proportional
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from ..core.validation import check, count, one_of
 from ..rng import fold
-from ..validate import check, count, one_of
 from .draws import Intervals, largest, weighted_choice
 from .selector import Selector, View, equal
 

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..core.validation import check, count, one_of
 from ..rng import choose
-from ..validate import check, count, one_of
 from .selector import Selector, View, equal, proportional
 
 

@@ -1,6 +1,6 @@
 """Runs on disk: folders, locks and checkpoints that survive a kill, a full disk and a flipped bit."""
 
-from .folder import RunFolder
-from .snapshot import Snapshot
+from ..engine.snapshot import Snapshot
+from .run_folder import RunFolder
 
 __all__ = ["RunFolder", "Snapshot"]

@@ -20,19 +20,10 @@ from typing import Any, NamedTuple
 import safetensors
 import safetensors.torch
 
-from ..history import History, Record
+from ..core.history import History, Record
+from ..engine.snapshot import Snapshot
 from .files import Stamp, digest, explained, sync_folder, write_synced
-from .segments import (
-    Rounds,
-    Rows,
-    SavedRows,
-    decode_rounds,
-    encode_rounds,
-    encode_rows,
-    new_rounds,
-    new_rows,
-)
-from .snapshot import Snapshot
+from .segments import Rounds, Rows, SavedRows, decode_rounds, encode_rounds, encode_rows, new_rounds, new_rows
 
 FORMAT = 2
 _NAME = re.compile(r"\d{6,}")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import torch
 
-from .. import __version__
+from ..core.version import __version__
 
 
 def environment() -> dict[str, Any]:

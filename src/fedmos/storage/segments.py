@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 
 from ..algorithm import Vectors
-from ..history import History, Record
+from ..core.history import History, Record
 from .files import Stamp
 
 _BLOCK = 2**26

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...core.validation import Rule, check, count, none, one_of
 from ...rng import Purpose, generator
-from ...validate import Rule, check, count, none, one_of
 from .split import Split, coded, deal, enough, even, pools_of
 
 _ONE_BY_ONE = 20_000

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from ...core.validation import check, count, non_negative, one_of, positive
 from ...rng import Purpose, generator
-from ...validate import check, count, non_negative, one_of, positive
 from .split import Split, coded, deal, enough, even, in_proportion, pools_of
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
+from ...core.validation import check, count, one_of, positive
 from ...rng import Purpose, generator
-from ...validate import check, count, one_of, positive
 from .split import Split, enough, even, in_proportion
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...validate import needs
+from ...core.validation import needs
 from .split import Split
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.validation import check, count, none
 from ...rng import Purpose, generator
-from ...validate import check, count, none
 from .split import Split
 
 

@@ -1,0 +1,169 @@
+"""`fedmos deploy`: the configuration that was simulated, on real clients, over Flower."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+if TYPE_CHECKING:
+    from ..config.schema import RunConfig
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run a configuration on real clients, over Flower.",
+    epilog="Start with: fedmos deploy local --clients 4",
+)
+console = Console()
+
+Configuration = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG.toml]",
+        help="What to run, as for `fedmos run` (default: FedMoS on digits).",
+        show_default=False,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a field, e.g. --set algorithm.lr=0.05. Repeatable."),
+]
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write the app; its name becomes the app's.")],
+    configuration: Configuration = None,
+    set_: Overrides = None,
+) -> None:
+    """Write a Flower app from a configuration: pyproject.toml, server_app.py, client_app.py.
+
+    `flwr run DIR` starts it on a SuperLink; docs/deploy.md tells how to set one up.
+    """
+    from ..flower.local.app import write_app
+
+    settings = _load(configuration, set_ or [])
+    write_app(folder, settings.kept(exclude={"out"}), settings.out or "")
+    _say(f"Wrote {folder}. Start it with: flwr run {folder} NAME-OF-SUPERLINK --run-config 'out=\"/where/to/save\"'")
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write certificates and keys.")],
+    host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by. Repeatable.")],
+    client: Annotated[list[str] | None, typer.Option(help="A client to make a key pair for. Repeatable.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="How long the certificates hold.")] = 365,
+) -> None:
+    """Make a certificate authority, the server's certificate, and a key pair for each client."""
+    from ..flower.local.certificates import make_certificates, make_key
+
+    made = make_certificates(folder, host, days)
+    _say(f"The server's: {made.server} and {made.server_key}; every client's: {made.authority}")
+    _say(f"Nobody else's: {made.authority_key}")
+    for name in client or []:
+        pair = make_key(folder / name)
+        _say(f"{name}: {pair.private} is for the client alone; register {pair.public} at the SuperLink")
+
+
+@app.command()
+def local(
+    configuration: Configuration = None,
+    clients: Annotated[int | None, typer.Option(min=1, help="How many clients (default: the configuration's).")] = None,
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for all of it (default: runs/NAME-local, numbered).")] = None,
+    poll: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=60.0, help="Seconds between a client's looks for news (default: by their number)."),
+    ] = None,
+) -> None:
+    """Run a configuration on this machine as it would run on many: a SuperLink, and a SuperNode for every client.
+
+    All on loopback, with TLS and with keys made for this run; all is stopped at the end, on Ctrl-C, and on errors.
+    Given the folder of a run that was cut off, continues it.
+    """
+    from ..flower.deployment import Deployment
+    from ..flower.local.app import CONFIGURATION, write_app
+    from ..flower.local.session import LocalDeployment
+    from ..flower.local.supervise import ended_by_signals
+    from .commands import free_folder
+
+    overrides = [*(set_ or []), *([] if clients is None else [f"data.clients={clients}"])]
+    settings = _load(configuration, overrides)
+    folder = out or free_folder(Path("runs") / f"{configuration.stem if configuration else 'deploy'}-local")
+    names = Deployment.of(settings).names
+    if not (folder / "app").exists():
+        write_app(folder / "app", settings.kept(exclude={"out"}))
+    _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
+    try:
+        with (
+            ended_by_signals(),
+            LocalDeployment(folder, names, poll, preload=folder / "app" / "app" / CONFIGURATION) as deployment,
+        ):
+            state = deployment.run(folder / "app", folder / "run", watch=_rounds(folder / "run"))
+            if not state.completed:
+                raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")
+    except KeyboardInterrupt:
+        _say(f"Interrupted; all is stopped. Continue with the same command and --out {folder}")
+        raise typer.Exit(130) from None
+    _say(f"Saved in {folder / 'run'}")
+
+
+@app.command(context_settings=_PASSED_ON)
+def node(context: typer.Context) -> None:
+    """Be a client's SuperNode: flower-supernode, with shorter pauses, and back at once after it was killed.
+
+    Takes --poll SECONDS (default 0.5), --memory FILE, and all that flower-supernode takes.
+    """
+    program = Path(__file__).with_name("deploy") / "node.py"
+    os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])
+
+
+@app.command(context_settings=_PASSED_ON)
+def apps(context: typer.Context) -> None:
+    """Run the apps of a SuperLink or SuperNode that has --isolation process; in place of flower-superexec."""
+    os.execv(sys.executable, [sys.executable, "-m", "fedmos.flower.local.apps", *context.args])
+
+
+def _load(configuration: Path | None, overrides: list[str]) -> RunConfig:
+    from ..config import schema as config
+
+    if configuration is not None:
+        settings = config.load(config.RunConfig, configuration, overrides)
+    else:
+        with resources.as_file(resources.files("fedmos.config").joinpath("builtin/deploy.toml")) as path:
+            settings = config.load(config.RunConfig, path, overrides)
+    settings.check()
+    return settings
+
+
+def _rounds(folder: Path) -> Callable[[], None]:
+    """Something that tells of rounds as the server writes them down."""
+    from ..flower.local.progress import Progress
+
+    progress = Progress(folder)
+
+    def watch() -> None:
+        for record in progress.news():
+            _say(_line(record))
+
+    return watch
+
+
+def _line(record: dict[str, Any]) -> str:
+    from ..core.history import METRICS
+
+    outcome = "abandoned, the model stays as it was" if record["abandoned"] else f"{len(record['cohort'])} clients"
+    values = [f"{name.replace('_', ' ')} {record[name]:.4f}" for name in METRICS if record.get(name) is not None]
+    return ", ".join([f"Round {record['round']}: {outcome}", *values, f"{record['seconds']:.1f} s"])
+
+
+def _say(line: str) -> None:
+    console.print(escape(line), highlight=False, soft_wrap=True)

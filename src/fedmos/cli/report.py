@@ -1,0 +1,64 @@
+"""`fedmos report` and `fedmos plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Folders of runs, of comparisons, or of both.", show_default=False),
+]
+Aim = Annotated[
+    str | None, typer.Option("--target", metavar="METRIC=VALUE", help="What is to be reached, if the runs do not say.")
+]
+Baseline = Annotated[
+    str | None, typer.Option("--baseline", metavar="METHOD", help="The method that others are measured against.")
+]
+console = Console()
+
+
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    target: Aim = None,
+    baseline: Baseline = None,
+) -> None:
+    """Write one HTML file about runs: the table, curves over rounds, bytes and time, the split, the configuration.
+
+    Runs that differ only in their seed become one method. Runs on different data or with different targets are refused.
+    """
+    from ..report.page import html
+    from ..report.study import parse_target, study
+    from ..storage.files import explained, replace_file
+
+    page = html(study(runs, parse_target(target), baseline))
+    with explained(f"write {out}", "use another name"):
+        replace_file(out, page.encode())
+    console.print(f"Report: {out}", highlight=False, markup=False)
+
+
+def plot(
+    runs: Runs,
+    out: Annotated[Path, typer.Option(help="The figure: a name that ends in .pdf, .png or .svg.")] = Path("figure.pdf"),
+    metric: Annotated[
+        list[str] | None, typer.Option(help="A panel for this metric; repeatable (default: the target's).")
+    ] = None,
+    x: Annotated[str, typer.Option("--x", help="rounds, megabytes or seconds (simulated).")] = "rounds",
+    target: Aim = None,
+) -> None:
+    """Draw curves as papers do: mean over seeds, the range between them, the target."""
+    from ..core.history import METRICS
+    from ..core.validation import one_of
+    from ..report.plot import AXES, plot
+    from ..report.study import parse_target, study
+
+    for option, value, allowed in [("--x", x, tuple(AXES)), *(("--metric", name, METRICS) for name in metric or [])]:
+        if (fault := one_of(*allowed).fault(value)) is not None:
+            raise ValueError(f"{option} must be {fault}, got {value!r}")
+    table = study(runs, parse_target(target)).table
+    plot(table, out, metric or [table.metric], x)
+    console.print(f"Figure: {out}", highlight=False, markup=False)

@@ -1,0 +1,55 @@
+"""`fedmos reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="The study; --list shows them.")] = None,
+    part: Annotated[str | None, typer.Option(help="Only these parts: names or patterns, with commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods: labels or patterns, with commas.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Fewer rounds than the paper; more continue later.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Only the first so many seeds.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: a GPU if there is one).")] = None,
+    precision: Annotated[str | None, typer.Option(help="tf32 (GPU) or bf16: faster, less exact products.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Save and end after so many seconds; again, it goes on.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs and reports.")] = Path("runs/reproduction"),
+    records: Annotated[Path | None, typer.Option(help="Folder for the records (default: the same).")] = None,
+    report: Annotated[bool, typer.Option(help="Whether to write report.html for each part.")] = True,
+    list_: Annotated[bool, typer.Option("--list", help="Show every study and its parts.")] = False,
+    merge: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Add the records of FOLDER to those of --records.")
+    ] = None,
+    pages: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the pages in FOLDER again from FOLDER/data.")
+    ] = None,
+) -> None:
+    """Run a table or figure of a paper, and print what was published beside what is measured.
+
+    Runs that the records have already are not trained again; a command that was cut off continues.
+    """
+    from ..experiments.reproduce.command import listing
+    from ..experiments.reproduce.command import reproduce as run
+    from ..experiments.reproduce.pages import build
+    from ..experiments.reproduce.record import merge as merge_records
+    from ..experiments.reproduce.train import Wanted
+
+    if list_:
+        print(listing())
+    elif merge is not None:
+        print(*merge_records(merge, records or out), sep="\n")
+    elif pages is not None:
+        print(*build(pages), sep="\n")
+    elif name is None:
+        raise ValueError("NAME must be given; use fedmos reproduce --list for the studies")
+    else:
+        wanted = Wanted(rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision)
+        run(name, out, records=records, part=part, wanted=wanted, budget=budget, report=report, say=_say)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

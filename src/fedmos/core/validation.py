@@ -1,0 +1,109 @@
+"""One template for errors about a value: "FedProx: 'mu' must be ≥ 0, got -1"."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+from .formatting import format_value
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be, in words and as a test."""
+
+    text: str
+    test: Callable[[Any], bool]
+    most: float = math.inf
+    """Larger numbers are slips of the finger: they would take all memory, or overflow."""
+
+    def __or__(self, other: Rule) -> Rule:
+        text = f"{self.text} or {other.text}"
+        return Rule(text, lambda v: self.test(v) or other.test(v), min(self.most, other.most))
+
+    def up_to(self, most: float) -> Rule:
+        return replace(self, most=most)
+
+    def fault(self, v: Any) -> str | None:
+        """What a value must be and is not, or None."""
+        if not self.test(v):
+            return self.text
+        return f"≤ {self.most:,}" if _larger(v, self.most) else None
+
+
+def _number(v: Any) -> bool:
+    try:
+        return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
+    except OverflowError:  # an integer that is too large for a float
+        return False
+
+
+def _larger(v: Any, most: float) -> bool:
+    return isinstance(v, Real) and bool(v > most)  # type: ignore[operator]
+
+
+def _integer(v: Any) -> bool:
+    return isinstance(v, Integral) and not isinstance(v, bool)
+
+
+MANY = 10**9
+"""No count of anything is larger."""
+LOCAL = 10**6
+"""No client takes more steps or epochs in a round."""
+LARGE = 1e30
+"""Beyond this, products overflow in float32."""
+
+
+number = Rule("a number", _number)
+positive = Rule("> 0", lambda v: _number(v) and v > 0)
+non_negative = Rule("≥ 0", lambda v: _number(v) and v >= 0)
+fraction = Rule("in [0, 1]", lambda v: _number(v) and 0 <= v <= 1)
+below_one = Rule("in [0, 1)", lambda v: _number(v) and 0 <= v < 1)
+share = Rule("in (0, 1]", lambda v: _number(v) and 0 < v <= 1)
+count = Rule("an integer ≥ 1", lambda v: _integer(v) and v >= 1, MANY)
+whole_number = Rule("an integer ≥ 0", lambda v: _integer(v) and v >= 0, MANY)
+integer = Rule("an integer", _integer)
+seed = Rule("an integer of 64 bits", lambda v: _integer(v) and -(2**63) <= v < 2**64)
+at_least_one = Rule("≥ 1", lambda v: _number(v) and v >= 1, 1e6)
+pixels = whole_number.up_to(1000)
+boolean = Rule("true or false", lambda v: isinstance(v, bool))
+none = Rule("None", lambda v: v is None)
+
+
+def one_of(*options: Any) -> Rule:
+    """One of a few values; 1, 1.0 and True are kept apart."""
+    return Rule(
+        "one of " + ", ".join(repr(o) for o in options),
+        lambda v: any(type(v) is type(o) and v == o for o in options),
+    )
+
+
+def require(owner: str, field: str, value: Any, rule: Rule) -> None:
+    fault = rule.fault(value)
+    if fault is not None:
+        raise ValueError(f"{owner}: '{field}' must be {fault}, got {format_value(value)}")
+
+
+def check(obj: Any, **rules: Rule) -> None:
+    """Check the fields of a dataclass; called from its `__post_init__`."""
+    for field, rule in rules.items():
+        require(type(obj).__name__, field, getattr(obj, field), rule)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """ " (did you mean 'local_steps'?)" or nothing."""
+    close = difflib.get_close_matches(word[:100], list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def needs(module: str, package: str, purpose: str) -> Any:
+    """An optional module, or a sentence that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"Cannot {purpose} because {package} is not installed; pip install {package}") from error

@@ -1,0 +1,94 @@
+"""Tables in parquet files, as the hub keeps them: train-00000-of-00002.parquet, test-….parquet. Needs pyarrow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...core.validation import needs
+from .chunks import PARTS, Origin, Part, check_size, of_files
+from .errors import reading, unsound
+from .published import Source
+from .tables import Table, items
+
+FILES = "train-*.parquet and test-*.parquet"
+_NAME = re.compile(r"(train|test)([-_.].*)?\.parquet")
+_OF = re.compile(r"-of-(\d{1,6})\b")
+_BATCH = 64 * 2**20
+"""A batch of rows may decode to so many bytes."""
+
+
+def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
+    """The parts among a folder's files, or in its sub-folders train and test; None if there is no part for training."""
+    files: dict[Part, list[Path]] = {
+        part: [names[n] for n in sorted(names) if (match := _NAME.fullmatch(n)) and match[1] == part]
+        or sorted(p for p in (folder / part).glob("*.parquet") if p.is_file())
+        for part in PARTS
+    }
+    if not files["train"]:
+        return None
+    for part, paths in files.items():
+        of = {int(match[1]) for path in paths if (match := _OF.search(path.name))}
+        if of and of != {len(paths)}:
+            raise unsound(folder, f"it has {len(paths)} of the {max(of)} {part} files")
+    return origin(folder, files, source)
+
+
+def origin(place: Path, files: Mapping[Part, Sequence[Path]], source: Source) -> Origin:
+    every = [path for part in PARTS for path in files.get(part, ())]
+    return of_files(place, every, lambda: items(_Files(place, files, source), source))
+
+
+class _Files(Table):
+    """Parquet files as a table. What they declare is checked before anything is read."""
+
+    def __init__(self, place: Path, files: Mapping[Part, Sequence[Path]], source: Source) -> None:
+        self.place = str(place)
+        self.files = {part: tuple(paths) for part, paths in files.items() if paths}
+        self.parts = tuple(self.files)
+        self.limit = source.limit
+        with self._open(self.files["train"][0]) as file:
+            self.columns = tuple(file.schema_arrow.names)
+
+    @contextmanager
+    def _open(self, path: Path) -> Iterator[Any]:
+        arrow, parquet = (needs(module, "pyarrow", "read parquet") for module in ("pyarrow", "pyarrow.parquet"))
+        with reading(path):
+            try:
+                # Pages are read as they are needed, not a whole row group (which may be the whole file) ahead.
+                options = {"pre_buffer": False, "buffer_size": 2**20, "thrift_string_size_limit": 2**24}
+                with parquet.ParquetFile(path, **options) as file:
+                    yield file
+            except arrow.ArrowException as error:  # not all of them are ValueErrors
+                raise ValueError(str(error).split("\n")[0]) from error
+
+    def rows(self, part: Part) -> int:
+        total = 0
+        for path in self.files[part]:
+            with self._open(path) as file:
+                total += file.metadata.num_rows
+        return total
+
+    def batches(self, part: Part, columns: Sequence[str], size: int) -> Iterator[Any]:
+        for path in self.files[part]:
+            with self._open(path) as file:
+                missing = [name for name in columns if name not in file.schema_arrow.names]
+                if missing:
+                    raise ValueError(f"it has no column {missing[0]}")
+                largest = self._largest(file.metadata, columns)
+                # A value may stand once in the file and for every row, so the largest chunk bounds a row, not a batch.
+                yield from file.iter_batches(min(size, max(1, _BATCH // max(1, largest))), columns=list(columns))
+
+    def _largest(self, metadata: Any, columns: Sequence[str]) -> int:
+        """The largest chunk of a column, in bytes; the sum must be within the limit."""
+        chunks = [
+            chunk.total_uncompressed_size
+            for group in map(metadata.row_group, range(metadata.num_row_groups))
+            for chunk in map(group.column, range(group.num_columns))
+            if chunk.path_in_schema.split(".")[0] in columns
+        ]
+        check_size("the table", sum(chunks), self.limit)
+        return max(chunks, default=0)

@@ -1,0 +1,118 @@
+"""Folders of images: CLIENT/CLASS/image, or CLASS/image."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from ...core.validation import Rule, count, none, require
+from ..dataset import Dataset
+from ..federated import Normalize
+from ..images import decode, measure
+from ..store import allocate
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_SIZE = Rule(
+    "an integer ≥ 1 or (height, width)",
+    lambda v: count.test(v) or (isinstance(v, tuple | list) and len(v) == 2 and all(count.test(d) for d in v)),
+)
+
+File = tuple[tuple[str, ...], Path]
+"""The folders an image lies in, and the image."""
+
+
+def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int] | None = None) -> Dataset:
+    """Images in sorted order of their paths; the innermost folder names the class, one around it the owner."""
+    require("from_folder", "size", size, _SIZE | none)
+    if size is not None:
+        size = (int(size), int(size)) if count.test(size) else (int(size[0]), int(size[1]))  # type: ignore[arg-type, index]
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"Cannot read {root} because it is not a folder")
+    base = root / "train" if (root / "train").is_dir() else root
+    train = _files(base, root)
+    test = _files(root / "test", root) if base != root and (root / "test").is_dir() else []
+    depths = {len(folders) for folders, _ in train}
+    if depths not in ({1}, {2}):
+        raise ValueError(
+            f"Cannot read {root} because its images do not all lie in CLASS/image or in CLIENT/CLASS/image; "
+            + ("there are none" if not train else f"folders are {sorted(depths)} deep")
+        )
+    for folders, path in test:
+        if not folders:
+            raise ValueError(f"Cannot read {path} because it lies in no folder that names its class")
+    labels = sorted({folders[-1] for folders, _ in train})
+    strange = sorted({folders[-1] for folders, _ in test} - set(labels))
+    if strange:
+        raise ValueError(f"Cannot read {root} because test images have a class that training images lack: {strange[0]}")
+    shape = _common_shape([path for _, path in train + test], size)
+    x, x_test = (_pixels([path for _, path in files], shape, size) for files in (train, test))
+    number = {label: i for i, label in enumerate(labels)}
+    y, y_test = (np.array([number[folders[-1]] for folders, _ in files], np.int64) for files in (train, test))
+    owner = owners = None
+    if depths == {2}:
+        owners, owner = np.unique([folders[0] for folders, _ in train], return_inverse=True)
+    return Dataset(
+        root.name,
+        x,
+        y,
+        x_test if test else None,
+        y_test if test else None,
+        normalize=Normalize(mean=0.5, std=0.5),
+        owner=owner,
+        owners=None if owners is None else owners.tolist(),
+        labels=labels,
+    )
+
+
+def _files(base: Path, root: Path) -> list[File]:
+    """Every image below `base`; a link that leads out of `root` is refused."""
+    inside = root.resolve()
+    found = []
+    for folder, folders, files in os.walk(base):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in folders:
+            _stay(Path(folder) / name, inside)
+        for name in sorted(files):
+            path = Path(folder) / name
+            if name.startswith(".") or path.suffix.lower() not in _IMAGES:
+                continue
+            _stay(path, inside)
+            found.append((path.relative_to(base).parts[:-1], path))
+    return found
+
+
+def _stay(path: Path, inside: Path) -> None:
+    if not path.resolve().is_relative_to(inside):
+        raise ValueError(f"Cannot read {path} because it is a link that leads out of {inside}")
+
+
+def _common_shape(paths: list[Path], size: tuple[int, int] | None) -> tuple[int, int, int]:
+    """(channels, height, width): three channels as soon as one image has colours."""
+    colours = False
+    sizes: dict[tuple[int, int], Path] = {}
+    for path in paths:
+        try:
+            coloured, its = measure(path)
+        except ValueError as error:
+            raise ValueError(f"Cannot read {path} because it is {error}") from None
+        colours |= coloured
+        sizes.setdefault(its, path)
+    if size is None and len(sizes) > 1:
+        (one, a), (other, b) = list(sizes.items())[:2]
+        raise ValueError(
+            f"Cannot stack images of different size ({a} is {one[0]}×{one[1]}, {b} {other[0]}×{other[1]}); give 'size'"
+        )
+    return (3 if colours else 1, *(size or next(iter(sizes))))
+
+
+def _pixels(paths: list[Path], shape: tuple[int, int, int], size: tuple[int, int] | None) -> np.ndarray:
+    x = allocate((len(paths), *shape))
+    for i, path in enumerate(paths):
+        try:
+            x[i] = decode(path, size)  # a grey image fills three channels by itself
+        except ValueError as error:
+            raise ValueError(f"Cannot read {path} because it is {error}") from None
+    return x

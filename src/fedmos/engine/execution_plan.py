@@ -1,0 +1,233 @@
+"""Which way of computing is fastest here, decided once, before round 0, by measuring.
+
+What was measured is remembered on the machine (engines.json in `$FEDMOS_CACHE`, default ~/.cache/fedmos), so that the
+same job is always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides: "loop", "batched" or
+"compiled".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from .batched import Batched
+from .batches import Chunk
+from .local_backend import ExecutionPlan
+from .loop import Loop
+from .program import can_compile
+from .task import Task, total_memory
+
+_log = logging.getLogger("fedmos")
+
+_PATIENCE = 0.15
+"""Seconds for timing one candidate, after its first call."""
+_GAIN = 0.3
+"""The share of its time that a program usually saves when compiled."""
+
+
+def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan:
+    """The plan for cohorts of about m clients; `name` is "loop", "batched" or "auto"."""
+    name = override(name)
+    if name == "loop":
+        return _loop("asked for")
+    problem = why_not_vectorised(task)
+    if problem is not None:
+        if name != "auto":
+            raise ValueError(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
+        _log.warning("Training client by client because the model or the loss cannot be vectorised: %s", problem)
+        return _loop("the model or the loss cannot be vectorised")
+    if name == "compiled" and not can_compile(task.model.device):
+        raise ValueError("Cannot compile because this machine has no C++ compiler; use FEDMOS_ENGINE=batched")
+    room = _room(task)
+    if name != "auto":
+        return _batched(task, min(m, room), name == "compiled", "asked for", room)
+    plan = _fastest(task, m, room, rounds)
+    _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.why)
+    return plan
+
+
+def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool, why: str) -> ExecutionPlan:
+    """The plan that an earlier part of the run recorded."""
+    if engine == "loop":
+        return _loop(why)
+    if compiled and not can_compile(task.model.device):
+        _log.warning("Going on without compiling because this machine cannot: bits may differ")
+        compiled = False
+    return _batched(task, chunk, compiled, why, max(chunk, _room(task)))
+
+
+def _loop(why: str) -> ExecutionPlan:
+    return ExecutionPlan(engine="loop", chunk=1, why=why)
+
+
+def _batched(task: Task, chunk: int, compiled: bool, why: str, room: int) -> ExecutionPlan:
+    graphed = task.model.device.type == "cuda"
+    return ExecutionPlan(engine="batched", chunk=chunk, compiled=compiled, graphed=graphed, why=why, room=room)
+
+
+def override(name: str) -> str:
+    """The engine's name, unless the environment names another."""
+    given = os.environ.get("FEDMOS_ENGINE")
+    if not given:
+        return name
+    if given not in ("loop", "batched", "compiled"):
+        raise ValueError(f"run: FEDMOS_ENGINE must be 'loop', 'batched' or 'compiled', got {given!r}")
+    return given
+
+
+def _fastest(task: Task, m: int, room: int, rounds: int) -> ExecutionPlan:
+    """Loop, vectorised, or that compiled where the run is long enough to earn the compilation back."""
+    chunk = min(m, room)
+    ids = torch.arange(min(m, chunk, len(task.data)))
+    path, key = _cache(), _key(task, len(ids))
+    known = _read(path).get(key)
+    times: dict[str, float] = dict(known) if known else _measure(task, ids)
+    steps = rounds * int(task.steps(task.data.sizes[ids]).max())
+    cost = 5.0 + 0.05 * times["operations"]
+    saved = _GAIN * times["batched"] * steps
+    if "compiled" not in times and saved > 1.5 * cost and can_compile(task.model.device):
+        _log.info(
+            "Compiling the cohort's program, which takes about %.0f s, because it should save %.0f s", cost, saved
+        )
+        times |= _measure_compiled(task, ids)
+    if times != known:
+        _write(path, key, times)
+    rival = min(times["loop"], times["batched"])
+    figures = f"{1e3 * times['loop']:.1f} ms a cohort step client by client, {1e3 * times['batched']:.1f} ms vectorised"
+    if "compiled" in times and saved > 1.5 * cost and times["compiled"] < rival:
+        return _batched(task, chunk, True, f"{figures}, {1e3 * times['compiled']:.1f} ms compiled", room)
+    if times["batched"] <= times["loop"]:
+        return _batched(task, chunk, False, figures, room)
+    return _loop(figures)
+
+
+def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
+    """Seconds of one step of the whole cohort, and how many operations its program has."""
+    x = task.model.initial()
+    task.model.module.train()
+    some = ids[: 1 if task.model.size > 2_000_000 else 3]
+    grads = [Loop(task, Chunk.of(task, i), 0) for i in some.split(1)]
+    loop = _time(lambda: [g(x) for g in grads]) * len(ids) / len(some)
+    # A cohort that would take long is judged by a part of it.
+    part = ids if loop < 0.5 else ids[: max(2, int(len(ids) * 0.5 / loop))]
+    whole = Batched(task, Chunk.of(task, part), 0)
+    y = x.expand(len(part), -1).contiguous()
+    batched = _time(lambda: whole(y)) * len(ids) / len(part)
+    return {"loop": loop, "batched": batched, "operations": float(_operations(task))}
+
+
+def _measure_compiled(task: Task, ids: torch.Tensor) -> dict[str, float]:
+    fast = replace(task, compiled=True)
+    whole = Batched(fast, Chunk.of(fast, ids), 0)
+    y = task.model.initial().expand(len(ids), -1).contiguous()
+    try:
+        return {"compiled": _time(lambda: whole(y))}
+    except Exception as error:
+        _log.warning("Not compiling because it fails: %s", str(error).strip().split("\n")[0])
+        return {"compiled": float("inf")}
+
+
+@torch.no_grad()
+def _time(work: Callable[[], Any]) -> float:
+    """The least seconds of a few calls, after a first that does not count."""
+
+    def once() -> float:
+        began = perf_counter()
+        work()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return perf_counter() - began
+
+    once()
+    taken = [once(), once()]  # two at least: one may meet with a disturbance
+    while sum(taken) < _PATIENCE and len(taken) < 5:
+        taken.append(once())
+    return min(taken)
+
+
+def _operations(task: Task) -> int:
+    """How many operations the forward pass records, which is what compiling takes time for."""
+    seen, waiting = set(), [task.trial(1).grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    return len(seen)
+
+
+def _room(task: Task) -> int:
+    """How many clients fit into the machine's memory side by side; of its total memory, which does not change."""
+    batch = min(task.batch_size or task.most_samples, task.most_samples, 1024)
+    per_client = 3 * task.sample_bytes * batch + 10 * task.model.size * task.model.dtype.itemsize
+    return max(1, int(0.4 * total_memory(task.model.device) / per_client))
+
+
+def why_not_vectorised(task: Task) -> str | None:
+    """Try one gradient on one sample of the first clients."""
+    try:
+        with torch.no_grad():
+            ids = torch.arange(min(2, len(task.data)))
+            Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), 1)
+    except Exception as error:  # a user's module may raise anything here
+        return str(error).strip().split("\n")[0]
+    return None
+
+
+def _key(task: Task, m: int) -> str:
+    """What a measurement depends on."""
+    device = task.model.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    largest, data = task.most_samples, task.data
+    code = getattr(task.loss.function, "__code__", None)
+    parts = (
+        task.model.structure(here=False),
+        (m, task.batch_size and min(task.batch_size, largest), largest if task.batch_size is None else 0),
+        (str(task.model.dtype), task.model.precision, task.loss.name, code and code.co_code),
+        (tuple(data.x.shape[1:]), str(data.x.dtype), tuple(data.y.shape[1:]), data.normalize, data.augment),
+        (where, platform.processor(), platform.machine(), str(torch.__version__)),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def _cache() -> Path:
+    folder = Path(os.environ.get("FEDMOS_CACHE") or Path.home() / ".cache" / "fedmos")
+    return folder / "engines.json"
+
+
+def _read(path: Path) -> dict[str, dict[str, float]]:
+    try:
+        table = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(table, dict):
+        return {}
+    return {key: times for key, times in table.items() if _is_measurement(times)}
+
+
+def _is_measurement(times: object) -> bool:
+    """Whether it is what `_fastest` writes; others may have written to the file."""
+    if not isinstance(times, dict) or not times.keys() >= {"loop", "batched", "operations"}:
+        return False
+    return all(isinstance(v, float) and v >= 0 for v in times.values())
+
+
+def _write(path: Path, key: str, times: dict[str, float]) -> None:
+    """Remember; a folder that cannot be written to is no reason to fail."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(_read(path) | {key: times}))
+        scratch.replace(path)
+    except OSError as error:
+        _log.info("Not remembering what was measured: %s", error)

@@ -1,0 +1,1 @@
+"""What is measured of a model: metrics, per-client evaluation, diagnostics, analysis."""

@@ -1,0 +1,214 @@
+"""How different the clients of a federation are at a model: the constants of the papers' assumptions, and drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from ...algorithm import Algorithm
+from ...algorithms import FedAvg
+from ...core.flat_model import FlatModel
+from ...core.losses import Loss, LossFunction
+from ...core.validation import Rule, count, integer, none, positive, require
+from ...data.federated import FederatedData
+from ...engine.execution_plan import choose_plan
+from ...engine.gradients import LocalGradient
+from ...engine.round import FederatedState
+from ...engine.sampling import Cohort
+from ...engine.task import Task, on_device
+from ...rng import Purpose, choose, stream
+from ...run.preflight import check_fit
+from ...selection import Full
+from ..metrics import evaluation
+
+_NUMBERS_AT_ONCE = 2**24
+"""Per-sample gradients are held in chunks of so many numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heterogeneity:
+    """The left-hand sides of the papers' bounds, at one model. ∇f_i is client i's gradient on all its data.
+
+    A bound that must hold "for each client" is the largest value over clients, one on a mean the mean.
+    """
+
+    clients: int
+    """How many clients were looked at."""
+    sigma2: float
+    """σ²: max_i E‖g_i(ξ) − ∇f_i‖², the variance of a mini-batch gradient (FedMoS Assumption 2, FedCM's σ_l² in its
+    Assumption 4, GHBM 4.1, Power-of-SampledCohort 3.3)."""
+    zeta2: float
+    """ζ²: max_i ‖∇f_i − ∇f‖² with ∇f = Σ p_i ∇f_i (FedMoS Assumption 3, which prints the norm without its square)."""
+    sigma_g2: float
+    """σ_g²: the mean over clients of ‖∇f_i − ∇f‖², ∇f their plain mean (FedCM Assumption 5)."""
+    G2: float
+    """G² of GHBM's Assumption 4.3: the same quantity as σ_g²."""
+    gradient2: float
+    """‖∇f‖², which FedCM's Assumption 3 bounds by its own G²."""
+    second_moment: float
+    """max_i E‖g_i(ξ)‖², which Power-of-SampledCohort's Assumption 3.4 bounds by its own G²."""
+    dissimilarity: float
+    """Σ p_i ‖∇f_i‖² / ‖∇f‖²: FedProx's B², one where clients agree."""
+    drift: float | None
+    """ε_t as FedCM defines it, (1/KN) Σ_i Σ_k ‖y_i^k − x‖² over k = 0 … K−1; None unless a step size was given."""
+    drift_shadow: float | None
+    """ε_t as GHBM defines it, (1/KN) Σ_i Σ_k ‖y_i^k − θ^k‖² over k = 1 … K, where θ takes the clients' mean step of
+    plain SGD at θ itself."""
+
+
+def heterogeneity(
+    model: nn.Module,
+    data: FederatedData,
+    *,
+    batch_size: int | None = 1,
+    algorithm: Algorithm | None = None,
+    lr: float | None = None,
+    local_steps: int = 5,
+    clients: int | Sequence[int] | None = 100,
+    loss: str | LossFunction = "cross_entropy",
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Heterogeneity:
+    """Measure how different clients are at the weights that `model` has.
+
+    Args:
+        batch_size: of the mini-batches, drawn without replacement; None for all local data, where σ² is zero.
+        algorithm, lr: whose local steps drift is measured of, in its first round; `lr` alone means FedAvg's.
+            Neither: drift is left out.
+        local_steps: K.
+        clients: how many clients to look at, drawn at random; which; or None for all. Where it is not all, importances
+            are scaled to sum to one over those.
+
+    Gradients are taken in evaluation mode and without augmentation; drift as in a run.
+    """
+    require("heterogeneity", "batch_size", batch_size, count | none)
+    require("heterogeneity", "local_steps", local_steps, count)
+    require("heterogeneity", "lr", lr, positive | none)
+    require("heterogeneity", "seed", seed, integer)
+    if algorithm is not None and lr is not None:
+        raise ValueError("heterogeneity: 'lr' must be None where an algorithm brings its own")
+    if lr is not None:
+        algorithm = FedAvg(lr=lr)
+    device = torch.device(device)
+    task = Task(
+        model=FlatModel(model, device, dtype),
+        data=on_device(data, device, dtype),
+        loss=Loss(loss),
+        seed=seed,
+        local_steps=local_steps,
+        local_epochs=None,
+        batch_size=batch_size,
+    )
+    check_fit(task)
+    ids = _looked_at(clients, len(data), seed)
+    with torch.no_grad():
+        own, squares = _gradients(task, ids)
+        drift = (None, None) if algorithm is None else _drift(task, algorithm, ids)
+    return _measures(task, ids, own, squares, *drift)
+
+
+def _looked_at(clients: int | Sequence[int] | None, N: int, seed: int) -> Tensor:
+    numbers = Rule(
+        f"a number of clients, clients from 0 to {N - 1}, or None",
+        lambda v: (
+            v is None
+            or count.test(v)
+            or (hasattr(v, "__len__") and len(v) > 0 and all(integer.test(i) and 0 <= i < N for i in v))
+        ),
+    )
+    require("heterogeneity", "clients", clients, numbers)
+    if clients is None:
+        return torch.arange(N)
+    if count.test(clients):
+        m = min(int(clients), N)  # type: ignore[arg-type]
+        return choose(stream(seed, 0, 0, Purpose.PROBE), N, m).sort().values
+    return torch.tensor(sorted({int(i) for i in clients}))  # type: ignore[union-attr]
+
+
+def _gradients(task: Task, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each client's gradient, (M, D), and the mean of its samples' squared gradient norms, (M,), both float64."""
+    x, model = task.model.initial(), task.model
+
+    def one(y: Tensor, inputs: Tensor, target: Tensor) -> Tensor:
+        return task.loss.mean(model(y, inputs[None]), target[None])
+
+    def each_in_turn(y: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([grad(one)(y, i, t) for i, t in zip(inputs, targets, strict=True)])
+
+    per_sample = vmap(grad(one), in_dims=(None, 0, 0))
+    own, squares = [], []
+    at_once = max(1, _NUMBERS_AT_ONCE // model.size)
+    with evaluation(task):
+        for i in ids.tolist():
+            first, last = int(task.data.offsets[i]), int(task.data.offsets[i + 1])
+            total, square = torch.zeros(model.size, dtype=torch.float64, device=x.device), 0.0
+            for part in torch.arange(first, last, device=x.device).split(at_once):
+                inputs, targets = task.samples(part)
+                try:
+                    g = per_sample(x, inputs, targets)
+                except RuntimeError:  # a module that cannot be vectorised
+                    g = each_in_turn(x, inputs, targets)
+                g = g.to(torch.float64)
+                total += g.sum(0)
+                square += float((g**2).sum())
+            own.append(total / (last - first))
+            squares.append(square / (last - first))
+    return torch.stack(own), torch.tensor(squares, dtype=torch.float64, device=x.device)
+
+
+def _measures(
+    task: Task, ids: Tensor, own: Tensor, squares: Tensor, drift: float | None, shadow: float | None
+) -> Heterogeneity:
+    n = task.data.sizes[ids].to(own)
+    p = task.data.importance[ids].to(own)
+    p = p / p.sum() if float(p.sum()) > 0 else torch.full_like(p, 1 / len(p))
+    norms = (own**2).sum(1)
+    spread = (squares - norms).clamp(min=0)  # of single samples
+    B = n if task.batch_size is None else n.clamp(max=task.batch_size)
+    variance = spread / B * (n - B) / (n - 1).clamp(min=1)  # without replacement
+    weighted = p @ own
+    apart = ((own - own.mean(0)) ** 2).sum(1).mean()
+    total = (weighted**2).sum()
+    return Heterogeneity(
+        clients=len(ids),
+        sigma2=float(variance.max()),
+        zeta2=float(((own - weighted) ** 2).sum(1).max()),
+        sigma_g2=float(apart),
+        G2=float(apart),
+        gradient2=float(total),
+        second_moment=float((variance + norms).max()),
+        dissimilarity=float(p @ norms / total) if float(total) > 0 else 1.0 if float(p @ norms) == 0 else math.inf,
+        drift=drift,
+        drift_shadow=shadow,
+    )
+
+
+def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]:
+    """FedCM's and GHBM's ε in the first round, over clients `ids`."""
+    K = task.local_steps or 1
+    run = FederatedState(task=task, algorithm=algorithm, selector=Full(), plan=choose_plan("auto", task, len(ids)))
+    task.model.module.train()
+    # The shadow: everyone's gradient at one common point, averaged, step by step.
+    shadow = [run.x]
+    own = [run.crew.gradient(chunk, run.t) for chunk in run.crew.chunks(ids)]
+    for k in range(K):
+        mean = torch.zeros_like(run.x)
+        for gradient in own:
+            gradient.k = k
+            mean += gradient.unrows(gradient(gradient.start(shadow[-1])), len(gradient.chunk.ids)).sum(0) / len(ids)
+        shadow.append(shadow[-1] - algorithm.lr * mean)
+    away = torch.zeros(2, dtype=torch.float64)
+
+    def watch(gradient: LocalGradient, k: int, y: Tensor, y_next: Tensor) -> None:
+        away[0] += float(((y - run.x) ** 2).sum())
+        away[1] += float(((y_next - shadow[k + 1]) ** 2).sum())
+
+    run.dry_run(Cohort.of(ids, task.data.importance[ids], task.data), watch)
+    drift, apart = (away / (len(ids) * K)).tolist()
+    return drift, apart

@@ -1,0 +1,238 @@
+"""Evaluation of a model on everyone's training data and on the test set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
+
+from ..core.losses import per_sample
+from ..data.federated import FederatedData
+from ..engine.graphs import Graphs
+from ..engine.program import Compiled
+from ..engine.ranks import Ranks
+from ..engine.task import Task
+
+_SAMPLES_AT_ONCE = 1024
+_SCORES_AT_ONCE = 2**26
+_RECORDED = 64
+"""An evaluation of at most so many batches is recorded as one CUDA graph."""
+_MUCH_FEWER = 0.8
+"""Of the samples of all, so large a share or less."""
+
+
+class Evaluator:
+    """Losses and accuracies of models, (R, D), in evaluation mode: (R, k), float64, in the order of `names`.
+
+    train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class
+    numbers and outputs have a score per class; of a sequence, they are the share of its positions
+    that are right, padding apart.
+    """
+
+    def __init__(
+        self, tasks: Sequence[Task], vectorised: bool = False, ranks: Ranks | None = None, train: bool = True
+    ) -> None:
+        """One task per model; of several tasks, samples and test set must be the same tensors.
+
+        Without `train`, on the test set alone.
+        """
+        self._ranks = ranks or Ranks()
+        self._task = task = tasks[0]
+        self._samples, self._weight = _pooled([t.data for t in tasks])
+        if not train:
+            self._samples, self._weight = self._samples[:, :0], self._weight[:, :0]
+        self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
+        # A single model is evaluated as it is on a CPU, and by the kernels of a cohort on a GPU.
+        self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
+        compiled = task.compiled and self._graphs is not None
+        self._each: Callable[..., Tensor] = Compiled(self._scores) if compiled else self._scores
+        self._at_once: int | None = None
+        self.names = [name for name in measurable(task) if train or not name.startswith("train_")]
+
+    @classmethod
+    def of_all(cls, tasks: Sequence[Task]) -> Evaluator | None:
+        """For tasks on a GPU that share their samples; None for others, which are evaluated one by one."""
+
+        def held(task: Task) -> tuple[int, ...]:
+            return tuple(id(v) for v in (task.data.x, task.data.y, *(task.data.test or ())))
+
+        together = tasks[0].model.device.type == "cuda" and len({held(task) for task in tasks}) == 1
+        return cls(tasks, vectorised=True) if together else None
+
+    def __call__(self, xs: Tensor) -> Tensor:
+        if self._at_once is None:
+            with evaluation(self._task), torch.no_grad():
+                self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
+        if self._graphs is None or self._samples.shape[1] > _RECORDED * self._at_once:
+            parts = self._measure(xs)
+        else:
+            parts = self._graphs.run("evaluation", self._measure, xs)
+        train, tests = self._divided(self._samples.shape[1]), 0
+        if self._task.data.test is not None:
+            tests = self._divided(len(self._task.data.test[1]))
+        if self._ranks.size > 1:
+            owner = [n % self._ranks.size for n in (*range(train), *range(tests))]
+            mine = [n for n, rank in enumerate(owner) if rank == self._ranks.rank]
+            like = parts.new_empty((len(xs), len(self.names) // (2 if tests else 1)))
+            parts = torch.stack(self._ranks.gather(dict(zip(mine, parts, strict=True)), owner, like))
+        found = [some.sum(0) for some in (parts[:train], parts[train:]) if len(some)]
+        return torch.cat(found, dim=1) if found else parts.new_empty((len(xs), 0))
+
+    def _divided(self, n: int) -> int:
+        """Into how many parts n samples are divided."""
+        return -(n // -(self._at_once or _SAMPLES_AT_ONCE))
+
+    def _measure(self, xs: Tensor) -> Tensor:
+        """(parts, R, 1 or 2): what every part of the training samples, then of the tests, adds to the metrics.
+
+        Of several ranks, each does every so many of the parts.
+        """
+        data, device = self._task.data, xs.device
+        with evaluation(self._task), torch.no_grad():
+            sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if self._samples.numel() else []
+            if data.test is not None:
+                n = len(data.test[1])
+                weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=device)
+                sums += self._sums(xs, *data.test, torch.arange(n, device=device)[None], weight)
+        return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=device)
+
+    def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> list[Tensor]:
+        """(R, 1 or 2) each: weighted sums of loss and hits over parts of the samples.
+
+        Samples and weights are (1 or R, n): the same for all models, or each model's own.
+        """
+        n = samples.shape[1]
+        parts = self._divided(n)
+        width = -(n // -parts)
+        if isinstance(self._each, Compiled):  # all parts of one shape
+            more = parts * width - n
+            samples = torch.cat([samples, samples[:, :1].expand(-1, more)], dim=1)
+            weight = F.pad(weight, (0, more))
+        ranks, sums = self._ranks, []
+        for part, (some, w) in enumerate(zip(samples.split(width, 1), weight.split(width, 1), strict=True)):
+            if part % ranks.size == ranks.rank:
+                inputs, targets = self._task.inputs(x[some.flatten()]), self._task.targets(y[some.flatten()])
+                scores = self._each(xs, inputs.unflatten(0, some.shape), targets.unflatten(0, some.shape))
+                # What does not count may be anything, infinite too.
+                sums.append(torch.where(w[:, None] == 0, 0, scores * w[:, None]).sum(-1))
+        return sums
+
+    def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right.
+
+        Inputs and targets are (1 or R, n, …): the same samples for all models, or each model's own.
+        """
+        if self._vectorised:
+            same = len(inputs) == 1
+            own, given = (None, (inputs[0], targets[0])) if same else (0, (inputs, targets))
+            scores: Tensor = vmap(self._score, in_dims=(0, own, own))(xs, *given)
+            return scores
+        inputs, targets = inputs.expand(len(xs), *inputs.shape[1:]), targets.expand(len(xs), *targets.shape[1:])
+        laid_out = self._task.model.laid_out
+        return torch.stack([self._score(x, laid_out(i), t) for x, i, t in zip(xs, inputs, targets, strict=True)])
+
+    def _score(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = self._task.model(x, inputs)
+        losses = self._task.loss.each_or_loop(outputs, targets)
+        if not has_classes(outputs, targets):
+            return losses[None].to(torch.float64)
+        right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
+        return torch.stack([losses.to(torch.float64), right])
+
+
+def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
+    """Which samples are evaluated, and how much each counts in the objective of each federation: (1 or R, n) each.
+
+    All of any federation for every model, or each federation's own where those are much fewer.
+    """
+    device = federations[0].x.device
+    weights = [(d.importance / d.sizes).repeat_interleave(d.sizes).to(device) for d in federations]
+    indices = [
+        torch.arange(int(d.offsets[-1]), device=device) if d.index is None else d.index[: int(d.offsets[-1])].to(device)
+        for d in federations
+    ]
+    if len(federations) == 1:
+        return indices[0][None], weights[0][None]
+    samples = torch.cat(indices).unique()
+    if max(map(len, indices)) <= _MUCH_FEWER * len(samples):
+        return pad_sequence(indices, batch_first=True), pad_sequence(weights, batch_first=True)
+    table = torch.zeros((len(federations), len(samples)), dtype=torch.float64, device=device)
+    for row, index, weight in zip(table, indices, weights, strict=True):
+        row.index_add_(0, torch.searchsorted(samples, index), weight)
+    return samples[None], table
+
+
+def measurable(task: Task) -> list[str]:
+    """The metrics that can be measured of a task."""
+    with evaluation(task), torch.no_grad():
+        inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+        kinds = ["loss", *(["accuracy"] if has_classes(task.model(task.model.initial(), inputs), targets) else [])]
+    tests = [] if task.data.test is None else ["test_loss", *kinds[1:]]
+    return [f"train_{kind}" for kind in kinds] + tests
+
+
+def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Each client's mean loss and mean squared loss at x over the named samples of its data, in evaluation mode."""
+    owner = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(part) for part in positions]))
+    entries = task.data.offsets[ids][owner] + torch.cat(list(positions))
+    sums = torch.zeros(2, len(ids), dtype=torch.float64)
+    with evaluation(task):
+        for part in torch.arange(len(entries)).split(samples_at_once(task, x)):
+            inputs, targets = task.samples(entries[part].to(x.device))
+            outputs = task.model(x, task.model.laid_out(inputs))
+            losses = task.loss.each_or_loop(outputs, targets).to("cpu", torch.float64)
+            sums.index_add_(1, owner[part], torch.stack([losses, losses**2]))
+    mean, squared = sums / torch.tensor([len(part) for part in positions])
+    return mean, squared
+
+
+def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
+    """(N,): the share of each client's own training samples that x gets right; None where there are no classes."""
+    if "train_accuracy" not in measurable(task):
+        return None
+    owner = torch.repeat_interleave(torch.arange(len(task.data)), task.data.sizes)
+    hits = torch.zeros(len(task.data), dtype=torch.float64)
+    with evaluation(task), torch.no_grad():
+        for part in torch.arange(len(owner)).split(samples_at_once(task, x)):
+            inputs, targets = task.samples(part.to(x.device))
+            outputs = task.model(x, task.model.laid_out(inputs))
+            right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
+            hits.index_add_(0, owner[part], right.cpu())
+    return hits / task.data.sizes
+
+
+def samples_at_once(task: Task, x: Tensor) -> int:
+    """How many samples to evaluate together: fewer where each has many scores, as of all words at all positions."""
+    most = _SAMPLES_AT_ONCE * (1 if x.device.type == "cpu" else 8)
+    inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=x.device))
+    return max(1, min(most, _SCORES_AT_ONCE // task.model(x, inputs).numel()))
+
+
+@contextmanager
+def evaluation(task: Task) -> Iterator[None]:
+    """The model in evaluation mode, for a while."""
+    module = task.model.module
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+def has_classes(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether outputs are scores of classes, on axis 1 as in PyTorch, and targets class numbers.
+
+    Outputs (B, classes, …) go with targets (B, …).
+    """
+    return (
+        not targets.is_floating_point()
+        and outputs.ndim == targets.ndim + 1
+        and outputs.shape[1] > 1
+        and outputs.shape[2:] == targets.shape[1:]
+    )

@@ -1,0 +1,169 @@
+"""Published beside measured: the table of a part, made of its records."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..seed_statistics import Ratio, ratio, spread
+from .record import Records, Run
+from .study import Column, Part
+
+_NOTHING = "–"
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The runs of a part, by method."""
+
+    part: Part
+    runs: Mapping[str, Sequence[Run]]
+    sessions: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, part: Part, folder: Path) -> Sheet:
+        """From the folder of records."""
+        source = part.source_of_runs
+        records = Records(folder, source.study)
+        return cls(part, {label: records.counted(source, label) for label in part.labels}, records.sessions(source))
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.runs.values())
+
+    def values(self, column: Column, label: str) -> dict[int, float | None]:
+        """Of a method, by seed; None where something was not reached or not measured."""
+        level = self._level(column)
+        found = {run["seed"]: _value(column, run, level) for run in self.runs[label]}
+        return {seed: None if v is None else v * column.scale for seed, v in found.items()}
+
+    def _level(self, column: Column) -> float | None:
+        """What the method that a column speaks of has in its last rounds."""
+        if column.of is None:
+            return None
+        ends = [run["mean_last"].get(column.metric) for run in self.runs.get(column.of, ())]
+        known = [v for v in ends if v is not None]
+        return statistics.mean(known) if known else None
+
+    def headings(self) -> list[str]:
+        headings = ["method", "step size", "seeds", "rounds"]
+        for column in self.part.columns:
+            headings += [f"{column.heading}: published", "measured"] if self._published(column) else [column.heading]
+        return headings
+
+    def rows(self) -> list[list[str]]:
+        return [self._row(label) for label in self.part.labels]
+
+    def _row(self, label: str) -> list[str]:
+        runs = self.runs[label]
+        cells = [label, self._step_size(label), str(len(runs)) if runs else _NOTHING, _rounds(runs)]
+        for column in self.part.columns:
+            if self._published(column):
+                cells.append(str(self.part.published.get(label, {}).get(column.key, _NOTHING)))
+            cells.append(self._measured(column, label))
+        return cells
+
+    def _published(self, column: Column) -> bool:
+        return any(column.key in row for row in self.part.published.values())
+
+    def _measured(self, column: Column, label: str) -> str:
+        values = list(self.values(column, label).values())
+        if not values:
+            return NOT_RUN
+        if column.of is not None and self._level(column) is None:
+            return _NOTHING
+        if all(v is None for v in values) and "_to" not in column.kind:
+            return _NOTHING
+        return spread(values, column.digits)
+
+    def _step_size(self, label: str) -> str:
+        """The runs' own; a chosen one at an end of the grid, beyond which something better may lie, is told so."""
+        lrs = sorted({float(run["lr"]) for run in self.runs[label]})
+        if not lrs:
+            return _NOTHING
+        tried = self.part.source_of_runs.table.get("tune", {}).get("lr", ())
+        ends = {min(tried): " (smallest tried)", max(tried): " (largest tried)"} if len(tried) > 1 else {}
+        return ", ".join(f"{lr:g}{ends.get(lr, '')}" for lr in lrs)
+
+    def contrasts(self) -> list[list[str]]:
+        """How many times as much one method needs as another, with bootstrap intervals over the seeds they share."""
+        columns = [column for column in self.part.columns if column.kind in ("rounds_to", "megabytes_to")]
+        rows = []
+        for label, baseline in self.part.versus:
+            found = [ratio(self.values(column, baseline), self.values(column, label)) for column in columns]
+            if any(found):
+                rows.append([f"{baseline} against {label}", *map(_ratio, found)])
+        return [["times as much", *(column.heading for column in columns)], *rows] if rows else []
+
+    def facts(self) -> str:
+        """Where and how long it was trained."""
+        if not self.sessions:
+            return ""
+        kinds: dict[str, float] = {}
+        for one in self.sessions:
+            words = f"{one['hardware']}, torch {one['torch']}, {one['precision']}"
+            kinds[words] = kinds.get(words, 0.0) + float(one["seconds"] or 0.0)
+        unknown = any(one["seconds"] is None for one in self.sessions)
+        times = [f"{words}: {duration(seconds)}" if seconds else words for words, seconds in kinds.items()]
+        return "Trained on " + "; ".join(times) + ("; time not recorded." if unknown else ".")
+
+    def markdown(self) -> str:
+        """The tables as a page has them."""
+        tables = [[self.headings(), *self.rows()], self.contrasts()]
+        return "\n".join(_markdown(table) for table in tables if table)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---"] + ["---:"] * (len(lines[0]) - 1)
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in (lines[0], rule, *lines[1:]))
+
+
+def _ratio(found: Ratio | None) -> str:
+    if found is None:
+        return _NOTHING
+    interval = "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}; "
+    return f"{found.value:.2f} ({interval}seeds: {found.seeds})"
+
+
+def _value(column: Column, run: Run, level: float | None) -> float | None:
+    match column.kind:
+        case "given":
+            return _number(run["given"].get(column.key))
+        case "last" | "mean_last":
+            return _number(run[column.kind].get(column.metric))
+        case "mean_quarter":
+            points = zip(run["curve"]["round"], run["curve"].get(column.metric, ()), strict=False)
+            late = [value for at, value in points if at > 0.75 * run["rounds"]]
+            return statistics.mean(late) if late else None
+        case "rounds_to" | "megabytes_to":
+            found = run["first"].get(column.aim)
+            return None if found is None else _number(found[column.kind == "megabytes_to"])
+        case _:
+            climb = run.get("climb", {}).get(column.metric, [])
+            reached = next((point for point in climb if level is not None and point[1] >= level), None)
+            return None if reached is None else _number(reached[0 if column.kind == "rounds_to_final" else 2])
+
+
+def _number(v: Any) -> float | None:
+    return None if v is None else float(v)
+
+
+def _rounds(runs: Sequence[Run]) -> str:
+    """How long the runs were, and how many ended before they were to."""
+    if not runs:
+        return _NOTHING
+    lengths = sorted({int(run["rounds"]) for run in runs})
+    text = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
+    diverged = sum(run["ended"] == "diverged" for run in runs)
+    return text + (f" ({diverged} diverged)" if diverged else "")
+
+
+def duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,76 @@
+"""A Flower app from a fedmos configuration: what `flwr run` takes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ...core.version import __version__
+from ...storage.toml import dumps
+
+CONFIGURATION = "run.toml"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
+
+_PROJECT = """\
+[project]
+name = "{name}"
+version = "1.0.0"
+description = "{algorithm} with {selection}, by fedmos"
+dependencies = ["fedmos[flower]>={version}"]
+
+[tool.flwr.app]
+publisher = "fedmos"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+# Settings that `flwr run --run-config 'out="/srv/run"'` can replace.
+[tool.flwr.app.config]
+out = "{out}"
+"""
+
+_APP = '''\
+"""The {side}'s side of the app; what it does is in {configuration}."""
+
+from pathlib import Path
+
+from fedmos.flower import {side}_app
+
+app = {side}_app(Path(__file__).with_name("{configuration}"))
+'''
+
+
+def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Path:
+    """Write an app into a folder that must not be in use; `out` is the server's run folder unless a run names another.
+
+    The folder's name becomes the app's.
+    """
+    name = folder.absolute().name
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            "deploy init: the name of 'DIR' must be a letter followed by at most 31 letters, digits and hyphens, "
+            f"got {name!r}"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"Cannot write an app into {folder} because it is not empty; use another folder")
+    package = name.replace("-", "_").lower()
+    files = {
+        "pyproject.toml": _PROJECT.format(
+            name=name,
+            package=package,
+            version=__version__,
+            out=out,
+            algorithm=configuration["algorithm"]["name"],
+            selection=configuration["selection"]["name"],
+        ),
+        f"{package}/__init__.py": "",
+        f"{package}/{CONFIGURATION}": dumps(configuration),
+    }
+    for side in ("server", "client"):
+        files[f"{package}/{side}_app.py"] = _APP.format(side=side, configuration=CONFIGURATION)
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, "utf-8")
+    return folder
