@@ -9,9 +9,10 @@ READY := $(VENV)/.ready
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
 
-test: $(READY)        ## lint, type-check, and run the tests that CI runs
+test: $(READY)        ## lint, check imports and types, and run the tests that CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
 

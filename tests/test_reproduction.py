@@ -15,10 +15,11 @@ import fedmos as fm
 from fedmos.cli.commands import app
 from fedmos.config.schema import DataConfig, Training
 from fedmos.data.federated import Normalize
-from fedmos.experiments.reproduce import command, pages, quadratic, study
+from fedmos.experiments.reproduce import command, quadratic, study
 from fedmos.experiments.reproduce.record import Job, Records, fingerprint, merge
 from fedmos.experiments.reproduce.results_table import NOT_RUN, Sheet
 from fedmos.experiments.reproduce.train import Deadline, Trainer, Wanted, train
+from fedmos.report import reproduction_pages as pages
 
 DOCS = Path(__file__).parent.parent / "docs" / "reproduction"
 PARTS = [part for name in study.names() for part in study.load(name).parts]

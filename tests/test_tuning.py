@@ -200,7 +200,7 @@ def test_what_is_refused(change, sentence):
 
 
 def test_comparing_needs_no_packages_of_the_command_line():
-    code = "import sys; sys.modules['rich'] = sys.modules['typer'] = None; import fedmos.compare, fedmos.config"
+    code = "import sys; sys.modules['rich'] = sys.modules['typer'] = None; import fedmos.experiments.compare, fedmos.config.schema"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -122,7 +122,7 @@ def node(context: typer.Context) -> None:
 
     Takes --poll SECONDS (default 0.5), --memory FILE, and all that flower-supernode takes.
     """
-    program = Path(__file__).with_name("deploy") / "node.py"
+    program = Path(__file__).parents[1] / "flower" / "local" / "node.py"  # run by itself, it starts sooner
     os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])
 
 

@@ -34,9 +34,10 @@ def reproduce(
     """
     from ..experiments.reproduce.command import listing
     from ..experiments.reproduce.command import reproduce as run
-    from ..experiments.reproduce.pages import build
     from ..experiments.reproduce.record import merge as merge_records
     from ..experiments.reproduce.train import Wanted
+    from ..report.reproduction import write_report
+    from ..report.reproduction_pages import build
 
     if list_:
         print(listing())
@@ -48,7 +49,16 @@ def reproduce(
         raise ValueError("NAME must be given; use fedmos reproduce --list for the studies")
     else:
         wanted = Wanted(rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision)
-        run(name, out, records=records, part=part, wanted=wanted, budget=budget, report=report, say=_say)
+        run(
+            name,
+            out,
+            records=records,
+            part=part,
+            wanted=wanted,
+            budget=budget,
+            report=write_report if report else None,
+            say=_say,
+        )
 
 
 def _say(line: str) -> None:

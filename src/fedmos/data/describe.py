@@ -67,7 +67,7 @@ class Description:
         """Write a picture (SVG) of who has how much of which class; of more than `most` clients, some evenly spaced."""
         if self.labels is None:
             raise ValueError("Cannot plot the split because its targets are not class numbers")
-        from ..report.bubbles import bubble_chart
+        from .bubbles import bubble_chart
 
         shown = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))
         Path(path).write_text(bubble_chart(self.labels.counts[shown], shown.tolist(), self.clients), encoding="utf-8")

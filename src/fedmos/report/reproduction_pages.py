@@ -1,4 +1,4 @@
-"""Pages whose tables and figures are made of records; what is written between them stays."""
+"""The pages of docs/reproduction: tables and figures are generated from records, the text around them stays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...report.figure import Line, line_chart
-from ...storage.files import replace_file
-from .record import Run
-from .results_table import Sheet
-from .study import Part, by_key
+from ..experiments.reproduce.record import Run
+from ..experiments.reproduce.results_table import Sheet
+from ..experiments.reproduce.study import Part, by_key
+from ..storage.files import replace_file
+from .figure import Line, line_chart
 
 _BLOCK = re.compile(r"<!-- reproduce ([\w./-]+) -->\n.*?<!-- end -->", re.DOTALL)
 DATA, IMAGES = "data", "images"
