@@ -142,10 +142,10 @@ def test_npz_files_are_found_and_checked(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"mnist\.npz does not exist"):
         fm.datasets.load("mnist")
     (tmp_path / "mnist.npz").write_bytes(b"PK\x03\x04 but not a zip")
-    with pytest.raises(ValueError, match="not a sound data set"):
+    with pytest.raises(ValueError, match="not a valid data set"):
         fm.datasets.load("mnist")
     np.savez(tmp_path / "fmnist.npz", **arrays | {"y_train": np.array([{"code": 1}, None], dtype=object)})
-    with pytest.raises(ValueError, match="not a sound data set"):  # an object array would need unpickling
+    with pytest.raises(ValueError, match="not a valid data set"):  # an object array would need unpickling
         fm.datasets.load("fmnist")
     with pytest.raises(ValueError, match="did you mean 'mnist'"):
         fm.datasets.load("mnsit")

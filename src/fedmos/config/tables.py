@@ -9,7 +9,7 @@ from pydantic import model_validator
 import fedmos as fm
 
 from ..core.formatting import one_line
-from ..data.catalog import SOURCES
+from ..data.catalog import CATALOG
 from . import registry as registry
 from .fields import (
     AtLeastOne,
@@ -77,7 +77,7 @@ class DataConfig(Strict):
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise whole(f"{field}: has no part in the data set {one_line(self.name, 40)}")
         for field in ("normalize", "augment"):
-            if getattr(self, field) is not None and self.name in SOURCES and SOURCES[self.name].kind != "images":
+            if getattr(self, field) is not None and self.name in CATALOG and CATALOG[self.name].kind != "images":
                 raise whole(f"{field}: must be left out for {self.name}, which is not made of images")
         scheme = registry.partitions().get(self.partition.name)
         if self.clients is None and not synthetic and scheme is not None and not hasattr(scheme, "sets_clients"):

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..kernels.convolution import channels_last, replace_convolutions
+from ..kernels.convolution import replace_convolutions
+from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
 from ..rng import fold
 from .dropout import replace_dropout

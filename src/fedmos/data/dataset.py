@@ -14,10 +14,12 @@ from ..core.formatting import format_value
 from ..core.validation import count, require
 from ..core.validation import seed as seed_rule
 from ..rng import Purpose, generator
-from .federated import FederatedData, Normalize, importance_of
+from .arrays import importance_of
+from .federated import FederatedData
+from .normalize import Normalize
 from .partition import Natural
 from .partition.flower import FromFlower, is_flower
-from .partition.split import Partition, Split
+from .partition.split import ClientSplit, Partition
 
 if TYPE_CHECKING:
     from .augment import Augment
@@ -87,7 +89,7 @@ class Dataset:
         column = (self.owner if by_owner else self.y_train).view()  # type: ignore[union-attr]
         column.flags.writeable = False
         parts = scheme.split(column, None if clients is None else int(clients), int(seed))  # type: ignore[arg-type]
-        split = parts if isinstance(parts, Split) else Split.of(parts)
+        split = parts if isinstance(parts, ClientSplit) else ClientSplit.of(parts)
         _check(split, clients, len(self.y_train))
         sizes = torch.from_numpy(split.sizes)
         names = None
@@ -120,7 +122,7 @@ def _tensor(a: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(a)
 
 
-def _check(split: Split, clients: int | None, samples: int) -> None:
+def _check(split: ClientSplit, clients: int | None, samples: int) -> None:
     if clients is not None and len(split) != clients:
         raise ValueError(f"partition: 'scheme' must give {clients} parts, got {len(split)}")
     if not len(split):

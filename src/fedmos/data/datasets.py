@@ -9,12 +9,12 @@ import numpy as np
 
 from ..core.validation import suggest
 from ..rng import Purpose, generator
-from . import catalog as sources
+from . import catalog
 from .dataset import Dataset
-from .federated import Normalize
+from .normalize import Normalize
 from .synthetic import Quadratic, quadratic, synthetic
 
-__all__ = ["Dataset", "Found", "Quadratic", "find", "load", "names", "quadratic", "synthetic"]
+__all__ = ["Dataset", "Found", "FoundDataset", "Quadratic", "find", "load", "names", "quadratic", "synthetic"]
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
@@ -32,11 +32,11 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
 
 def names() -> list[str]:
     """What `load` knows."""
-    return ["digits", *sources.SOURCES]
+    return ["digits", *catalog.CATALOG]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDataset:
     """A data set, where it was found, and whether it is the published one: "as published", "differs", …"""
 
     dataset: Dataset
@@ -44,17 +44,21 @@ class Found:
     status: str
 
 
-def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = True) -> Found:
+Found = FoundDataset
+"""The earlier name of `FoundDataset`."""
+
+
+def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = True) -> FoundDataset:
     """`load`, and what else is known of the set; `online=False` leaves the hub alone."""
     if name not in names():
         raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
     if name == "digits":
         if root:
             raise ValueError(f"load: 'root' must be left out for digits, which comes with scikit-learn, got {root!r}")
-        return Found(_digits(), "scikit-learn", "not known")
-    source = sources.SOURCES[name]
-    found = sources.find(source, root, online)
-    stored, normalize = found.stored, source.normalize
+        return FoundDataset(_digits(), "scikit-learn", "not known")
+    entry = catalog.CATALOG[name]
+    found = catalog.find(entry, root, online)
+    stored, normalize = found.stored, entry.normalize
     if stored.fractions and normalize is not None:
         normalize = replace(normalize, scale=1.0)
     arrays = stored.arrays
@@ -69,7 +73,7 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
         owners=stored.owners,
         labels=stored.labels,
     )
-    return Found(dataset, found.place, found.status)
+    return FoundDataset(dataset, found.place, found.status)
 
 
 def _digits() -> Dataset:

@@ -6,57 +6,23 @@ import hashlib
 import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.formatting import format_value, one_line
-from ..core.validation import number, positive, require
+from ..core.formatting import format_value
+from .arrays import check_alike, importance_of, offsets_of, pair_of
 from .augment import Augment
+from .normalize import Normalize
 
 if TYPE_CHECKING:
     from .describe import Description
     from .partition import Partition
 
 Arrays = tuple[Tensor, Tensor]
-
-
-@cache
-def _on(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Kept on the device: a copy from the host could not be part of a CUDA graph."""
-    return torch.tensor(values, dtype=dtype, device=device)
-
-
-@dataclass(frozen=True)
-class Normalize:
-    """(x / scale − mean) / std, per channel (axis 1) where mean and std are sequences; applied on use."""
-
-    mean: float | tuple[float, ...]
-    std: float | tuple[float, ...]
-    scale: float = 255.0
-
-    def __post_init__(self) -> None:
-        for name, rule in (("mean", number), ("std", positive)):
-            value = getattr(self, name)
-            if isinstance(value, Sequence) and not isinstance(value, str):
-                object.__setattr__(self, name, value := tuple(value))
-            for v in value if isinstance(value, tuple) else (value,):
-                require("Normalize", name, v, rule)
-        require("Normalize", "scale", self.scale, positive)
-
-    def fits(self, x: Tensor | np.ndarray) -> bool:
-        """Whether there is a number for each channel."""
-        own = [len(v) for v in (self.mean, self.std) if isinstance(v, tuple)]
-        return not own or (x.ndim > 1 and all(n in (1, x.shape[1]) for n in own))
-
-    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        def column(v: float | tuple[float, ...]) -> Tensor | float:
-            return _on(tuple(v), dtype, x.device).view(-1, *[1] * (x.ndim - 2)) if isinstance(v, Sequence) else v
-
-        return (x.to(dtype) / self.scale - column(self.mean)) / column(self.std)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,18 +61,14 @@ class FederatedData:
         """
         if not isinstance(clients, Iterable):
             raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
-        pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+        pairs = [pair_of(pair, f"client {i}") for i, pair in enumerate(clients)]
         if not pairs:
             raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
-        tested = None if test is None else _pair(test, "the test set")
-        for i, (x, y) in [*enumerate(pairs), *([] if tested is None else [("test", tested)])]:
-            for name, a, b in (("x", x, pairs[0][0]), ("y", y, pairs[0][1])):
-                if a.shape[1:] != b.shape[1:] or (a.dtype.kind == "f") != (b.dtype.kind == "f"):
-                    who = "the test set" if i == "test" else f"client {i}"
-                    raise ValueError(
-                        f"FederatedData: {name} of {who} must be like client 0's, {b.dtype} of shape (n, {_dims(b)}), "
-                        f"got {a.dtype} of shape (n, {_dims(a)})"
-                    )
+        tested = None if test is None else pair_of(test, "the test set")
+        for i, pair in enumerate(pairs):
+            check_alike(pair, pairs[0], f"client {i}")
+        if tested is not None:
+            check_alike(tested, pairs[0], "the test set")
         sizes = torch.tensor([len(x) for x, _ in pairs])
         return cls(
             x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),  # of the widest dtype among the clients'
@@ -254,78 +216,3 @@ def _is_offsets(offsets: Tensor) -> bool:
 def _is_index(index: Tensor, samples: int) -> bool:
     whole = index.dtype == torch.int64 and index.ndim == 1 and len(index) > 0
     return whole and int(index.min()) >= 0 and int(index.max()) < samples
-
-
-def offsets_of(sizes: Tensor) -> Tensor:
-    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-
-
-def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
-    """p, float64: given numbers scaled to sum to one (untouched if they do), or each client's share of the samples."""
-    if importance is None:
-        return sizes.to(torch.float64) / int(sizes.sum())
-    try:
-        given = _plain(importance)
-        if given.dtype.kind not in "biuf":
-            raise TypeError(str(given.dtype))
-        p = torch.as_tensor(given.astype(np.float64))
-    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError):
-        raise ValueError("FederatedData: 'importance' must be a number ≥ 0 for each client") from None
-    if p.shape != sizes.shape:
-        raise ValueError(f"FederatedData: 'importance' must hold {len(sizes)} numbers, got shape {tuple(p.shape)}")
-    if not bool(((p >= 0) & p.isfinite()).all()) or float(p.sum()) <= 0:
-        raise ValueError("FederatedData: 'importance' must be numbers ≥ 0, not all zero")
-    p = p / p.max() if float(p.max()) > 1 else p
-    total = float(p.sum())
-    return p if abs(total - 1) < 1e-12 else p / total
-
-
-def _pair(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ValueError(f"FederatedData: {who} must be a pair (x, y), got {type(pair).__name__}")
-    x, y = _array(pair[0], "x", who), _array(pair[1], "y", who)
-    if len(x) != len(y):
-        raise ValueError(f"FederatedData: x and y of {who} must be equally long, got {len(x)} and {len(y)}")
-    if len(x) == 0:
-        raise ValueError(f"FederatedData: {who} must have at least one sample, got none")
-    return x, y
-
-
-def _plain(value: Any) -> np.ndarray:
-    """Anything array-like as a plain array."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().resolve_conj().resolve_neg()
-        value = value.float() if value.dtype == torch.bfloat16 else value
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        raise ValueError("some of it is masked")
-    a = np.asarray(value)
-    with np.errstate(over="ignore"):
-        return a.astype(np.float64) if a.dtype == np.longdouble else a
-
-
-def _array(value: Any, name: str, who: str) -> np.ndarray:
-    what = f"FederatedData: {name} of {who} must"
-    try:
-        a = _plain(value)
-        if a.ndim == 0 or a.dtype.kind not in "biuf":
-            raise ValueError(f"{what} be an array of numbers, got {a.dtype} of shape {a.shape}")
-        if 0 in a.shape[1:]:
-            raise ValueError(f"{what} have numbers in each sample, got shape {a.shape}")
-        if a.dtype.kind == "f" and not np.isfinite(a).all():
-            raise ValueError(f"{what} be finite, got NaN or infinity")
-        if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # torch computes with int64 and uint8 only
-            if a.size and int(a.max()) >= 2**63:
-                raise ValueError(f"{what} be integers of 64 bits with a sign, got {int(a.max())}")
-            a = a.astype(np.int64)
-        return np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="), copy=False))
-    except MemoryError:
-        raise ValueError(f"{what} fit into memory") from None
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        text = str(error)
-        raise ValueError(
-            text if text.startswith(what) else one_line(f"{what} be an array of numbers: {text}")
-        ) from None
-
-
-def _dims(a: np.ndarray) -> str:
-    return ", ".join(map(str, a.shape[1:]))

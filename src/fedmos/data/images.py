@@ -23,7 +23,7 @@ def measure(source: str | os.PathLike[str]) -> tuple[bool, tuple[int, int]]:
         with image_module.open(source) as image:
             return image.mode not in _GREY, (image.height, image.width)
     except Exception as error:
-        raise ValueError(f"not a sound image: {error}") from None
+        raise ValueError(f"not a valid image: {error}") from None
 
 
 def _plain(image_module: Any, image: Any, gray: bool) -> Any:
@@ -38,7 +38,7 @@ def _plain(image_module: Any, image: Any, gray: bool) -> Any:
 def decode(source: bytes | str | os.PathLike[str], size: tuple[int, int] | None = None, gray: bool = False) -> Any:
     """(channels, height, width), uint8: one channel for grey images or if `gray`, else three; resized to `size`.
 
-    Raises ValueError at anything that is not a sound image.
+    Raises ValueError at anything that is not a valid image.
     """
     image_module = needs("PIL.Image", "Pillow", "read images")
     try:
@@ -52,5 +52,5 @@ def decode(source: bytes | str | os.PathLike[str], size: tuple[int, int] | None 
                     image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
                 pixels = np.asarray(image)
     except Exception as error:  # Pillow's decoders raise anything at broken files
-        raise ValueError(f"not a sound image: {error}") from None
+        raise ValueError(f"not a valid image: {error}") from None
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))

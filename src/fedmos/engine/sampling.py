@@ -111,7 +111,7 @@ class CohortSampler:
 
     def prefetch(self, t: int) -> None:
         """Draw the cohort of a round to come, where it depends on nothing that happens until then."""
-        if t not in self._foreseen and _says(self.selector, "foreseeable"):
+        if t not in self._foreseen and _says(self.selector, "prefetchable"):
             many = self._availability is None and self._ahead > 1 and _says(self.selector, "select_ahead")
             try:
                 self._foreseen = self._drawn_ahead(t) if many else {t: self._draw(t, torch.empty(0))}

@@ -18,7 +18,8 @@ from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
 from ..core.losses import Loss
 from ..core.version import __version__
-from ..data.federated import FederatedData, importance_of, offsets_of
+from ..data.arrays import importance_of, offsets_of
+from ..data.federated import FederatedData
 from ..engine.execution_plan import override
 from ..run.api import run
 from ..run.settings import check_kinds

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ..core.precision import Precision
-from .layout import empty_images
+from .convolution_ops import channels_last, convolution_backward, empty_channels_last
 from .switch import Switch
 
 _LARGE = 5_000_000
@@ -30,7 +29,7 @@ vectorised = Switch("vectorised")
 class CohortConv2d(nn.Conv2d):
     """A convolution of square kernel and stride that shares its parameters with the layer it replaces."""
 
-    def __init__(self, layer: nn.Conv2d, precision: Precision) -> None:
+    def __init__(self, layer: nn.Conv2d, precision: str | None) -> None:
         nn.Module.__init__(self)
         self.__dict__ |= layer.__dict__ | {"_parameters": dict(layer._parameters)}
         self.narrow = precision == "bf16"
@@ -52,7 +51,7 @@ class CohortConv2d(nn.Conv2d):
         return x.shape[0] * places * self.weight.numel() >= _LARGE
 
 
-def replace_convolutions(model: nn.Module, precision: Precision) -> None:
+def replace_convolutions(model: nn.Module, precision: str | None) -> None:
     """Replace the layers of `model`, in place, that are plain enough."""
     new: dict[int, CohortConv2d] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
@@ -118,7 +117,7 @@ class _InputGradient(Function):
     @staticmethod
     def forward(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
         x = dy.new_empty((len(dy), w.shape[1], h, v))
-        return _backward(dy, x, w, stride, pad, 1, (True, False))
+        return convolution_backward(dy, x, w, stride, pad, 1, (True, False))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -133,8 +132,8 @@ class _InputGradient(Function):
             return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad), 0
         if _ours("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
-        x = _empty(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
-        dx = _backward(_together(dy), x, channels_last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
+        x = empty_channels_last(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
+        dx = convolution_backward(_together(dy), x, channels_last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
         return _apart(dx, len(w)), 1
 
 
@@ -142,7 +141,7 @@ class _WeightGradient(Function):
     @staticmethod
     def forward(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
         w = x.new_empty((dy.shape[1], x.shape[1], kernel, kernel))
-        return _backward(dy, x, w, stride, pad, 1, (False, True))
+        return convolution_backward(dy, x, w, stride, pad, 1, (False, True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -156,8 +155,8 @@ class _WeightGradient(Function):
         M, C, CO = len(x), x.shape[2], dy.shape[2]
         if _ours("weight", x, C, M, kernel, stride, precision):
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
-        w = _empty(x, (M * CO, C, kernel, kernel))
-        dw = _backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
+        w = empty_channels_last(x, (M * CO, C, kernel, kernel))
+        dw = convolution_backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
         return dw.unflatten(0, (M, CO)), 0
 
 
@@ -176,11 +175,6 @@ def _ours(what: str, x: Tensor, channels: int, clients: int, kernel: int, stride
     return channels <= {"forward": 64, "input": 256, "weight": 32}[what]
 
 
-def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Something of that shape, channels last, for the library to look at."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
-
-
 def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Views (M, …) of tensors with a client axis somewhere or nowhere."""
     return tuple(
@@ -194,110 +188,7 @@ def _together(x: Tensor) -> Tensor:
     return channels_last(x.transpose(0, 1).flatten(1, 2))
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """The same images, stored so."""
-    stored: Tensor = x.contiguous(memory_format=torch.channels_last)
-    return stored
-
-
 def _apart(x: Tensor, M: int) -> Tensor:
     """(B, M·C, H, W) as (B, M, C, H, W)."""
     parts: Tensor = x.unflatten(1, (M, -1))
     return parts
-
-
-def _backward(
-    dy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, groups: int, wanted: tuple[bool, bool]
-) -> Tensor:
-    how = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [*wanted, False])
-    dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how)
-    gradient: Tensor = dx if wanted[0] else dw
-    return gradient
-
-
-# The kernels as operators that tracing and compiling leave alone. Shapes: x (M, B, C, H, W), w (M, CO, C, K, K); images
-# come out as (B, M, C, H, W), stored as `empty_images` says.
-
-
-@torch.library.custom_op("fedmos::convolution", mutates_args=())
-def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-    from . import implicit_gemm
-
-    return implicit_gemm.forward(x, w, stride, pad, precision)
-
-
-@_convolution.register_fake
-def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
-    return empty_images(x, x.shape[1], x.shape[0], w.shape[1], *size)
-
-
-@torch.library.custom_op("fedmos::convolution_input", mutates_args=())
-def _convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
-    from . import implicit_gemm
-
-    return implicit_gemm.input_gradient(dy, w, (h, v), stride, pad, precision)
-
-
-@_convolution_input.register_fake
-def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
-    return empty_images(dy, dy.shape[1], dy.shape[0], w.shape[2], h, v)
-
-
-@torch.library.custom_op("fedmos::convolution_weight", mutates_args=())
-def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-    from . import implicit_gemm
-
-    return implicit_gemm.weight_gradient(x, dy, kernel, stride, pad, precision)
-
-
-@_convolution_weight.register_fake
-def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
-
-
-# For a CPU: one client after another, channels last.
-
-
-@torch.library.custom_op("fedmos::each_convolution", mutates_args=())
-def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
-    return _images([F.conv2d(channels_last(a), b, None, stride, pad) for a, b in zip(x, w, strict=True)])
-
-
-@_each_convolution.register_fake
-def _(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
-    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
-    return x.new_empty((*x.shape[:2], *size, w.shape[1])).permute(0, 1, 4, 2, 3)
-
-
-@torch.library.custom_op("fedmos::each_convolution_input", mutates_args=())
-def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
-    like = _empty(dy, (dy.shape[1], w.shape[2], h, v))
-    return _images(
-        [_backward(channels_last(a), like, b, stride, pad, 1, (True, False)) for a, b in zip(dy, w, strict=True)]
-    )
-
-
-@_each_convolution_input.register_fake
-def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
-    return dy.new_empty((*dy.shape[:2], h, v, w.shape[2])).permute(0, 1, 4, 2, 3)
-
-
-@torch.library.custom_op("fedmos::each_convolution_weight", mutates_args=())
-def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
-    like = x.new_empty((dy.shape[2], x.shape[2], kernel, kernel))
-    each = [
-        _backward(channels_last(b), channels_last(a), like, stride, pad, 1, (False, True))
-        for a, b in zip(x, dy, strict=True)
-    ]
-    return torch.stack([v.contiguous() for v in each])
-
-
-@_each_convolution_weight.register_fake
-def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
-    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
-
-
-def _images(each: list[Tensor]) -> Tensor:
-    """(M, B, C, H, W), channels last."""
-    return torch.stack([v.permute(0, 2, 3, 1) for v in each]).contiguous().permute(0, 1, 4, 2, 3)

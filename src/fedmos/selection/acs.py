@@ -24,7 +24,7 @@ class ACS(Selector):
     is the client whose interval holds a point uniform there. One sort, then O(m log N) a round.
     """
 
-    foreseeable = True
+    prefetchable = True
 
     m: int
 

@@ -19,7 +19,7 @@ class Bernoulli(Selector):
     draw with anybody in it would be, but for a chance of less than rate · N.
     """
 
-    foreseeable = True
+    prefetchable = True
 
     rate: float
 

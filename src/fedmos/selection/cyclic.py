@@ -19,7 +19,7 @@ class Cyclic(Selector):
     The last group may be smaller. Weights p_i/Σ_S p. Of a group, those away are passed over.
     """
 
-    foreseeable = True
+    prefetchable = True
 
     m: int
 

@@ -18,7 +18,7 @@ from .selector import Selector, View, proportional
 class Full(Selector):
     """Every client in every round, with weight p_i."""
 
-    foreseeable = True
+    prefetchable = True
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
         return torch.arange(view.N), view.p
@@ -31,7 +31,7 @@ class FixedCohorts(Selector):
     Weights are p_i/Σ_S p unless given, in lists of the same shape.
     """
 
-    foreseeable = True
+    prefetchable = True
 
     cohorts: Sequence[Sequence[int]]
     weights: Sequence[Sequence[float]] | None = None

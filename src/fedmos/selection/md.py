@@ -19,7 +19,7 @@ class MD(Selector):
     Called `rand` in Power-of-Choice.
     """
 
-    foreseeable = True
+    prefetchable = True
 
     m: int
 

@@ -96,8 +96,16 @@ class View:
 class Selector:
     """Draws a round's cohort. Subclass it as a frozen dataclass and write `select`."""
 
+    prefetchable: ClassVar[bool] = False
+    """Whether `select` depends only on seed, round, p and n, so that cohorts can be drawn in advance."""
     foreseeable: ClassVar[bool] = False
-    """Whether `select` looks at nothing but seed, round, p and n, so that cohorts can be drawn ahead of time."""
+    """The earlier name of `prefetchable`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, alias in (("prefetchable", "foreseeable"), ("foreseeable", "prefetchable")):
+            if name in vars(cls):
+                setattr(cls, alias, vars(cls)[name])
 
     @property
     def reports(self) -> Sequence[str]:
@@ -125,7 +133,7 @@ class Selector:
     def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
         """What `select` would return in each of these rounds, in rows, to the bit.
 
-        Optional, for foreseeable selectors whose cohorts are of one size: many are drawn faster than one by one.
+        Optional, for prefetchable selectors whose cohorts are of one size: many are drawn faster than one by one.
         """
         raise TypeError(f"{type(self).__name__} draws one round at a time")
 

@@ -20,7 +20,7 @@ class Uniform(Selector):
     Weights: "unbiased" (N/m) p_i, which sum to one on average only; "cohort" p_i/Σ_S p; "mean" 1/m.
     """
 
-    foreseeable = True
+    prefetchable = True
 
     m: int
     weights: Literal["unbiased", "cohort", "mean"] = "unbiased"

@@ -6,16 +6,16 @@ import os
 from dataclasses import dataclass
 
 from . import store
-from .errors import UnreachableError, UnsoundError
-from .published import SOURCES, Source
+from .entries import CATALOG, CatalogEntry
+from .errors import InvalidDataError, UnreachableError
 from .search import advice, locate
 from .store import Stored
 
-__all__ = ["SOURCES", "Found", "Source", "Stored", "UnreachableError", "UnsoundError", "find"]
+__all__ = ["CATALOG", "CatalogEntry", "CatalogResult", "InvalidDataError", "Stored", "UnreachableError", "find"]
 
 
 @dataclass(frozen=True)
-class Found:
+class CatalogResult:
     """A data set, where it was found, and whether it is the published one."""
 
     stored: Stored
@@ -23,15 +23,15 @@ class Found:
     status: str
 
 
-def find(source: Source, root: str | os.PathLike[str] | None = None, online: bool = True) -> Found:
+def find(entry: CatalogEntry, root: str | os.PathLike[str] | None = None, online: bool = True) -> CatalogResult:
     """Look for a data set and open it; FileNotFoundError says where it was looked for, and how to get it."""
     tried: list[str] = []
-    origin = locate(source, root, tried, online)
+    origin = locate(entry, root, tried, online)
     if origin is not None:
         try:
-            stored = store.load(source, origin)
-            return Found(stored, origin.place, store.status(source, stored))
+            stored = store.load(entry, origin)
+            return CatalogResult(stored, origin.place, store.status(entry, stored))
         except UnreachableError as error:
             tried.append(f"{origin.place}: {error}")
     places = "; ".join(tried) or "nothing was found"
-    raise FileNotFoundError(f"Cannot load {source.name!r} because {places}. To get it, {advice(source)}")
+    raise FileNotFoundError(f"Cannot load {entry.name!r} because {places}. To get it, {advice(entry)}")

@@ -5,31 +5,31 @@ from __future__ import annotations
 import numpy as np
 
 from ...core.losses import PADDING
-from .chunks import Chunk
-from .published import Source
+from .chunks import SampleChunk
+from .entries import CatalogEntry
 
 
-def canonical(chunk: Chunk, source: Source) -> tuple[np.ndarray, np.ndarray]:
+def canonical(chunk: SampleChunk, entry: CatalogEntry) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets in our layout and types; raises ValueError at anything unsound."""
     x, y = chunk.x, chunk.y
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    targets = 2 if source.kind == "words" else 1
+    targets = 2 if entry.kind == "words" else 1
     if x.ndim < 2 or y.ndim != targets or len(x) != len(y):
         raise ValueError(f"inputs of shape {x.shape} do not go with targets of shape {y.shape}")
     if 0 in x.shape[1:]:
         raise ValueError(f"inputs of shape {x.shape} hold nothing")
     if x.dtype.kind not in "uif" or y.dtype.kind not in "ui":
         raise ValueError(f"inputs are {x.dtype} and targets {y.dtype}, not numbers and whole numbers")
-    return (_images(x, source) if source.kind == "images" else _tokens(x, source)), _targets(y, source)
+    return (_images(x, entry) if entry.kind == "images" else _tokens(x, entry)), _targets(y, entry)
 
 
-def _images(x: np.ndarray, source: Source) -> np.ndarray:
+def _images(x: np.ndarray, entry: CatalogEntry) -> np.ndarray:
     """(n, height, width[, channels]) as (n, channels, height, width); uint8, or float32 where they are fractions."""
     if x.ndim not in (3, 4):
         raise ValueError(f"images must be (n, height, width) or (n, height, width, channels), got shape {x.shape}")
     if x.ndim == 3:
         x = x[:, None]
-    elif x.shape[1:] != source.shape and (x.shape[1] not in (1, 3) or x.shape[3] in (1, 3)):
+    elif x.shape[1:] != entry.shape and (x.shape[1] not in (1, 3) or x.shape[3] in (1, 3)):
         x = np.moveaxis(x, -1, 1)
     if x.dtype.kind == "f":
         if not np.isfinite(x).all():
@@ -40,18 +40,18 @@ def _images(x: np.ndarray, source: Source) -> np.ndarray:
     return x.astype(np.uint8, copy=False)
 
 
-def _tokens(x: np.ndarray, source: Source) -> np.ndarray:
-    if x.shape[1:] != source.shape or x.dtype.kind == "f":
-        raise ValueError(f"inputs must be whole numbers of shape (n, {source.shape[0]}), got {x.dtype} of {x.shape}")
-    if len(x) and (x.min() < 0 or x.max() >= source.classes):
-        raise ValueError(f"inputs must be 0 … {source.classes - 1}, got {x.min()} … {x.max()}")
-    return x.astype(np.int16 if source.kind == "words" else np.uint8, copy=False)
+def _tokens(x: np.ndarray, entry: CatalogEntry) -> np.ndarray:
+    if x.shape[1:] != entry.shape or x.dtype.kind == "f":
+        raise ValueError(f"inputs must be whole numbers of shape (n, {entry.shape[0]}), got {x.dtype} of {x.shape}")
+    if len(x) and (x.min() < 0 or x.max() >= entry.classes):
+        raise ValueError(f"inputs must be 0 … {entry.classes - 1}, got {x.min()} … {x.max()}")
+    return x.astype(np.int16 if entry.kind == "words" else np.uint8, copy=False)
 
 
-def _targets(y: np.ndarray, source: Source) -> np.ndarray:
+def _targets(y: np.ndarray, entry: CatalogEntry) -> np.ndarray:
     """int64; int16 for words, whose targets are as many as the inputs and are widened where they are used."""
-    counted = y[y != PADDING] if source.kind == "words" else y
-    if len(counted) and (counted.min() < 0 or counted.max() >= source.classes):
+    counted = y[y != PADDING] if entry.kind == "words" else y
+    if len(counted) and (counted.min() < 0 or counted.max() >= entry.classes):
         wrong = counted.min() if counted.min() < 0 else counted.max()
-        raise ValueError(f"labels must be 0 … {source.classes - 1}, got {wrong}")
-    return y.astype(np.int16 if source.kind == "words" else np.int64)
+        raise ValueError(f"labels must be 0 … {entry.classes - 1}, got {wrong}")
+    return y.astype(np.int16 if entry.kind == "words" else np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .published import SYMBOLS
+from .entries import SYMBOLS
 
 WINDOW = 80
 _UNKNOWN = len(SYMBOLS) - 1

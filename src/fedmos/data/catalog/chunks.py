@@ -21,7 +21,7 @@ _CHUNK = 8 * 2**20
 
 
 @dataclass(frozen=True)
-class Chunk:
+class SampleChunk:
     """A few samples of one part, in the order of the file."""
 
     part: Part
@@ -40,7 +40,7 @@ class Names:
     """In the order of their numbers; owners that are not listed are numbered as they appear."""
 
 
-Items = Iterator[Chunk | Names]
+Items = Iterator[SampleChunk | Names]
 
 
 @dataclass(frozen=True)

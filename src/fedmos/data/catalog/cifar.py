@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from .chunks import PARTS, Chunk, Items, Origin, Part, check_size, of_files, read_exactly, slices
-from .errors import reading, unsound
-from .published import Source
+from .chunks import PARTS, Items, Origin, Part, SampleChunk, check_size, of_files, read_exactly, slices
+from .entries import CatalogEntry
+from .errors import invalid_data, reading
 
 _PIXELS = 3 * 32 * 32
 _FILES: dict[str, dict[Part, tuple[str, ...]]] = {
@@ -23,41 +23,41 @@ _PICKLES = {
 }
 
 
-def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
+def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
     """The files of the binary version among a folder's, or None if there is none of them."""
-    wanted = _FILES[source.name]
+    wanted = _FILES[entry.name]
     if not any(name in names for part in PARTS for name in wanted[part]):
         return None
     missing = [name for part in PARTS for name in wanted[part] if name not in names]
     if missing:
-        raise unsound(folder, f"{', '.join(missing)} is missing")
+        raise invalid_data(folder, f"{', '.join(missing)} is missing")
     files = {part: [names[name] for name in wanted[part]] for part in PARTS}
-    return of_files(folder, [*files["train"], *files["test"]], lambda: _read(files, source))
+    return of_files(folder, [*files["train"], *files["test"]], lambda: _read(files, entry))
 
 
-def pickled(names: Mapping[str, Path], source: Source) -> str | None:
+def pickled(names: Mapping[str, Path], entry: CatalogEntry) -> str | None:
     """A remark on CIFAR's Python version, if that is what lies there."""
-    found = next((names[name] for name in _PICKLES.get(source.name, ()) if name in names), None)
+    found = next((names[name] for name in _PICKLES.get(entry.name, ()) if name in names), None)
     if found is None:
         return None
-    number = source.name.removeprefix("cifar")
+    number = entry.name.removeprefix("cifar")
     return (
         f"{found} is CIFAR-{number}'s Python version, a pickle, which could run code when opened; "
         f"get the binary version, cifar-{number}-binary.tar.gz"
     )
 
 
-def _read(files: Mapping[Part, Sequence[Path]], source: Source) -> Items:
-    record = source.label_bytes + _PIXELS
+def _read(files: Mapping[Part, Sequence[Path]], entry: CatalogEntry) -> Items:
+    record = entry.label_bytes + _PIXELS
     for part in PARTS:
         for path in files[part]:
             with reading(path), path.open("rb") as stream:
                 size = path.stat().st_size
-                check_size("the file", size, source.limit)
+                check_size("the file", size, entry.limit)
                 if size % record or not size:
                     raise ValueError(f"its {size} bytes are not a number of records of {record} bytes")
                 for rows in slices(size // record, record):
                     count = rows.stop - rows.start
                     raw = np.frombuffer(read_exactly(stream, count * record), np.uint8).reshape(count, record)
-                    x = raw[:, source.label_bytes :].reshape(count, 3, 32, 32)
-                    yield Chunk(part, x, raw[:, source.label_bytes - 1])
+                    x = raw[:, entry.label_bytes :].reshape(count, 3, 32, 32)
+                    yield SampleChunk(part, x, raw[:, entry.label_bytes - 1])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class UnsoundError(ValueError):
+class InvalidDataError(ValueError):
     """A file that is not what it should be."""
 
 
@@ -18,8 +18,8 @@ class UnreachableError(Exception):
     """Data that would have to be fetched, and why they were not."""
 
 
-def unsound(place: str | Path, why: str) -> UnsoundError:
-    return UnsoundError(f"Cannot load {place} because it is not a sound data set: {why}")
+def invalid_data(place: str | Path, why: str) -> InvalidDataError:
+    return InvalidDataError(f"Cannot load {place} because it is not a valid data set: {why}")
 
 
 _FAULTS = (
@@ -40,9 +40,9 @@ def reading(place: str | Path) -> Iterator[None]:
     """Whatever goes wrong inside is the file's fault, and told as such."""
     try:
         yield
-    except UnsoundError:
+    except InvalidDataError:
         raise
     except _FAULTS as error:
         if isinstance(error, OSError) and error.strerror:
-            raise UnsoundError(f"Cannot load {place} because it cannot be read: {error.strerror}") from error
-        raise unsound(place, str(error).strip("'") or type(error).__name__) from error
+            raise InvalidDataError(f"Cannot load {place} because it cannot be read: {error.strerror}") from error
+        raise invalid_data(place, str(error).strip("'") or type(error).__name__) from error

@@ -12,23 +12,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .chunks import PARTS, Items, Origin, Part
-from .errors import UnreachableError, unsound
-from .published import Source
-from .tables import Table, items
+from .entries import CatalogEntry
+from .errors import UnreachableError, invalid_data
+from .tables import SampleTable, items
 
 _SECONDS = 5
 _OLDEST = 3
 """Older versions of `datasets` may run code that a data set brings."""
 
 
-def origin(source: Source, name: str, config: str | None = None, online: bool = True) -> Origin:
+def origin(entry: CatalogEntry, name: str, config: str | None = None, online: bool = True) -> Origin:
     """A data set of the hub's, OWNER/NAME. Nothing is asked of the hub before it is read, which the store may save."""
     place = f"hf://{name}"
 
     def read() -> Items:
         if not online:
             raise UnreachableError("not asked")
-        yield from items(_Loaded(place, fetch(name, config)), source)
+        yield from items(_HubTable(place, fetch(name, config)), entry)
 
     return Origin(place, [[place, config]], read)
 
@@ -41,7 +41,7 @@ def fetch(name: str, config: str | None) -> Any:
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE"):
             raise UnreachableError(f"{variable} is set")
-    knock()
+    check_reachable()
     import datasets
 
     if int(datasets.__version__.split(".")[0]) < _OLDEST:
@@ -54,7 +54,7 @@ def fetch(name: str, config: str | None) -> Any:
         raise UnreachableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
 
 
-def knock() -> None:
+def check_reachable() -> None:
     """See whether the hub answers, whatever it says: without a network, `datasets` itself tries for half a minute."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     request = urllib.request.Request(endpoint, method="HEAD")
@@ -78,13 +78,13 @@ def knock() -> None:
         raise UnreachableError(reason)
 
 
-class _Loaded(Table):
+class _HubTable(SampleTable):
     """A DatasetDict as a table; images stay encoded, as they lie in the files."""
 
     def __init__(self, place: str, splits: Any) -> None:
         self.place = place
         if not isinstance(splits, dict) or "train" not in splits:
-            raise unsound(place, "it has no split called train")
+            raise invalid_data(place, "it has no split called train")
         self.splits = splits
         self.parts = tuple(part for part in PARTS if part in splits)
         self.columns = tuple(splits["train"].column_names)

@@ -10,15 +10,15 @@ from typing import IO
 
 import numpy as np
 
-from .chunks import PARTS, Chunk, Items, Origin, Part, check_size, of_files, read_exactly, slices
-from .errors import reading, unsound
-from .published import Source
+from .chunks import PARTS, Items, Origin, Part, SampleChunk, check_size, of_files, read_exactly, slices
+from .entries import CatalogEntry
+from .errors import invalid_data, reading
 
 _STEMS = {"train": "train", "test": "t10k"}
 FILES = "train-images-idx3-ubyte[.gz], train-labels-idx1-ubyte, t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte"
 
 
-def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
+def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
     """The four files among a folder's (by name in small letters), or None if there is none of them."""
     wanted = [(part, what, d) for part in PARTS for what, d in (("images", 3), ("labels", 1))]
     found = {(part, what): _first(names, part, what, d) for part, what, d in wanted}
@@ -26,9 +26,9 @@ def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | No
         return None
     missing = [f"{_STEMS[part]}-{what}-idx{d}-ubyte" for part, what, d in wanted if not found[part, what]]
     if missing:
-        raise unsound(folder, f"{', '.join(missing)} is missing")
+        raise invalid_data(folder, f"{', '.join(missing)} is missing")
     files = {key: path for key, path in found.items() if path is not None}
-    return of_files(folder, list(files.values()), lambda: _read(files, source))
+    return of_files(folder, list(files.values()), lambda: _read(files, entry))
 
 
 def _first(names: Mapping[str, Path], part: Part, what: str, dimensions: int) -> Path | None:
@@ -36,13 +36,13 @@ def _first(names: Mapping[str, Path], part: Part, what: str, dimensions: int) ->
     return next((names[name] for name in spellings if name in names), None)
 
 
-def _read(files: Mapping[tuple[Part, str], Path], source: Source) -> Items:
+def _read(files: Mapping[tuple[Part, str], Path], entry: CatalogEntry) -> Items:
     for part in PARTS:
         images, labels = files[part, "images"], files[part, "labels"]
         with _open(images) as xs, _open(labels) as ys, reading(images):
             with reading(labels):
-                (count,) = header(ys, 1, source.limit)
-            shape = header(xs, 3, source.limit)
+                (count,) = header(ys, 1, entry.limit)
+            shape = header(xs, 3, entry.limit)
             if shape[0] != count:
                 raise ValueError(f"it has {shape[0]} images for the {count} labels in {labels}")
             yield from images_and_labels(part, xs, ys, shape)
@@ -54,7 +54,7 @@ def images_and_labels(part: Part, xs: IO[bytes], ys: IO[bytes], shape: tuple[int
     for rows in slices(shape[0], pixels):
         count = rows.stop - rows.start
         x = np.frombuffer(read_exactly(xs, count * pixels), np.uint8).reshape(count, *shape[1:])
-        yield Chunk(part, x, np.frombuffer(read_exactly(ys, count), np.uint8))
+        yield SampleChunk(part, x, np.frombuffer(read_exactly(ys, count), np.uint8))
     if xs.read(1) or ys.read(1):
         raise ValueError("there is more in the file than its header says")
 

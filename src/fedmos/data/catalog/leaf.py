@@ -8,48 +8,48 @@ from pathlib import Path
 from typing import Any
 
 from . import characters
-from .chunks import PARTS, Chunk, Items, Origin, Part, check_size, of_files
+from .chunks import PARTS, Items, Origin, Part, SampleChunk, check_size, of_files
+from .entries import CatalogEntry
 from .errors import reading
-from .published import Source
 
 FILES = "LEAF's all_data/*.json, or train/*.json and test/*.json"
 
 
-def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
+def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
     """LEAF's folders in a folder, or None."""
     inside = {
         name: sorted(path for path in (folder / name).glob("*.json") if path.is_file()) for name in ("all_data", *PARTS)
     }
     if inside["train"] and inside["test"]:
         files = {part: inside[part] for part in PARTS}
-        return of_files(folder, [*files["train"], *files["test"]], lambda: _divided(files, source))
-    return origin(folder, inside["all_data"], source) if inside["all_data"] else None
+        return of_files(folder, [*files["train"], *files["test"]], lambda: _divided(files, entry))
+    return origin(folder, inside["all_data"], entry) if inside["all_data"] else None
 
 
-def origin(place: Path, files: Sequence[Path], source: Source) -> Origin:
+def origin(place: Path, files: Sequence[Path], entry: CatalogEntry) -> Origin:
     """Files that hold all data; samples are divided in time here."""
-    return of_files(place, files, lambda: _whole(files, source))
+    return of_files(place, files, lambda: _whole(files, entry))
 
 
-def _divided(files: Mapping[Part, Sequence[Path]], source: Source) -> Items:
+def _divided(files: Mapping[Part, Sequence[Path]], entry: CatalogEntry) -> Items:
     for part in PARTS:
         for path in files[part]:
-            for user, x, y in _users(path, source):
-                yield Chunk(part, x, y, [user] * len(y))
+            for user, x, y in _users(path, entry):
+                yield SampleChunk(part, x, y, [user] * len(y))
 
 
-def _whole(files: Sequence[Path], source: Source) -> Items:
+def _whole(files: Sequence[Path], entry: CatalogEntry) -> Items:
     for path in files:
-        for user, x, y in _users(path, source):
+        for user, x, y in _users(path, entry):
             train, test = characters.in_time(len(y))
             spans: tuple[tuple[Part, slice], ...] = (("train", slice(0, train)), ("test", slice(test, None)))
             for part, span in spans:
-                yield Chunk(part, x[span], y[span], [user] * len(y[span]))
+                yield SampleChunk(part, x[span], y[span], [user] * len(y[span]))
 
 
-def _users(path: Path, source: Source) -> Iterator[tuple[str, Any, Any]]:
+def _users(path: Path, entry: CatalogEntry) -> Iterator[tuple[str, Any, Any]]:
     with reading(path):
-        check_size("the file", path.stat().st_size, source.limit)
+        check_size("the file", path.stat().st_size, entry.limit)
         content = json.loads(path.read_bytes())
         data = content.get("user_data") if isinstance(content, dict) else None
         if not isinstance(data, dict):
@@ -58,7 +58,7 @@ def _users(path: Path, source: Source) -> Iterator[tuple[str, Any, Any]]:
             x, y = (_texts(samples, key, user) for key in "xy")
             if len(x) != len(y):
                 raise ValueError(f"user {user!r} has {len(x)} inputs for {len(y)} targets")
-            yield user, characters.encode(x, source.shape[0]), characters.encode(y, 1)
+            yield user, characters.encode(x, entry.shape[0]), characters.encode(y, 1)
 
 
 def _texts(samples: Any, key: str, user: str) -> list[str]:

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from .chunks import LONGEST_NAME, PARTS, Chunk, Items, Names, Origin, check_size, of_files, read_exactly, slices
+from .chunks import LONGEST_NAME, PARTS, Items, Names, Origin, SampleChunk, check_size, of_files, read_exactly, slices
+from .entries import CatalogEntry
 from .errors import reading
-from .published import Source
 
 _HEADER = 4096
 _NAME = 4 * LONGEST_NAME
 
 
-def origin(path: Path, source: Source) -> Origin:
-    return of_files(path, [path], lambda: _read(path, source))
+def origin(path: Path, entry: CatalogEntry) -> Origin:
+    return of_files(path, [path], lambda: _read(path, entry))
 
 
 class _Member:
@@ -72,12 +72,12 @@ class _Member:
         return rows.ravel().reshape(self.shape, order="F") if self.fortran else rows
 
 
-def _read(path: Path, source: Source) -> Items:
+def _read(path: Path, entry: CatalogEntry) -> Items:
     with reading(path), path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
-        owner, names = _names(archive, source)
+        owner, names = _names(archive, entry)
         yield names
         for part in PARTS:
-            x, y = (_Member(archive, f"{letter}_{part}", source.limit) for letter in "xy")
+            x, y = (_Member(archive, f"{letter}_{part}", entry.limit) for letter in "xy")
             if x.shape[0] != y.shape[0]:
                 raise ValueError(f"{x.shape[0]} samples do not go with {y.shape[0]} labels ({part})")
             if part == "train" and owner is not None and len(owner) != x.shape[0]:
@@ -89,18 +89,18 @@ def _read(path: Path, source: Source) -> Items:
                     member.rows(rows.stop - rows.start) if array is None else array[rows]
                     for member, array in zip((x, y), held, strict=True)
                 )
-                yield Chunk(part, xs, ys, owner[rows] if owner is not None and part == "train" else None)
+                yield SampleChunk(part, xs, ys, owner[rows] if owner is not None and part == "train" else None)
             for member in (x, y):
                 if member.stream.read(1):
                     raise ValueError(f"{member.name} is longer than its header says")
 
 
-def _names(archive: zipfile.ZipFile, source: Source) -> tuple[list[str] | None, Names]:
+def _names(archive: zipfile.ZipFile, entry: CatalogEntry) -> tuple[list[str] | None, Names]:
     """Every training sample's owner by name; and the owners and labels in order, as far as the file says."""
-    given = {name: _whole(archive, name, source.limit) for name in ("owner", "owners", "labels")}
+    given = {name: _whole(archive, name, entry.limit) for name in ("owner", "owners", "labels")}
     owner, listed, labels = given["owner"], given["owners"], given["labels"]
-    if labels is not None and (labels.dtype.kind != "U" or labels.shape != (source.classes,)):
-        raise ValueError(f"labels must be {source.classes} names, got {labels.dtype} of shape {labels.shape}")
+    if labels is not None and (labels.dtype.kind != "U" or labels.shape != (entry.classes,)):
+        raise ValueError(f"labels must be {entry.classes} names, got {labels.dtype} of shape {labels.shape}")
     classes = None if labels is None else [str(label) for label in labels]
     if owner is None:
         return None, Names(labels=classes)

@@ -10,9 +10,9 @@ from typing import Any
 
 from ...core.validation import needs
 from .chunks import PARTS, Origin, Part, check_size, of_files
-from .errors import reading, unsound
-from .published import Source
-from .tables import Table, items
+from .entries import CatalogEntry
+from .errors import invalid_data, reading
+from .tables import SampleTable, items
 
 FILES = "train-*.parquet and test-*.parquet"
 _NAME = re.compile(r"(train|test)([-_.].*)?\.parquet")
@@ -21,7 +21,7 @@ _BATCH = 64 * 2**20
 """A batch of rows may decode to so many bytes."""
 
 
-def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | None:
+def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
     """The parts among a folder's files, or in its sub-folders train and test; None if there is no part for training."""
     files: dict[Part, list[Path]] = {
         part: [names[n] for n in sorted(names) if (match := _NAME.fullmatch(n)) and match[1] == part]
@@ -33,23 +33,23 @@ def find(folder: Path, names: Mapping[str, Path], source: Source) -> Origin | No
     for part, paths in files.items():
         of = {int(match[1]) for path in paths if (match := _OF.search(path.name))}
         if of and of != {len(paths)}:
-            raise unsound(folder, f"it has {len(paths)} of the {max(of)} {part} files")
-    return origin(folder, files, source)
+            raise invalid_data(folder, f"it has {len(paths)} of the {max(of)} {part} files")
+    return origin(folder, files, entry)
 
 
-def origin(place: Path, files: Mapping[Part, Sequence[Path]], source: Source) -> Origin:
+def origin(place: Path, files: Mapping[Part, Sequence[Path]], entry: CatalogEntry) -> Origin:
     every = [path for part in PARTS for path in files.get(part, ())]
-    return of_files(place, every, lambda: items(_Files(place, files, source), source))
+    return of_files(place, every, lambda: items(_ParquetTable(place, files, entry), entry))
 
 
-class _Files(Table):
+class _ParquetTable(SampleTable):
     """Parquet files as a table. What they declare is checked before anything is read."""
 
-    def __init__(self, place: Path, files: Mapping[Part, Sequence[Path]], source: Source) -> None:
+    def __init__(self, place: Path, files: Mapping[Part, Sequence[Path]], entry: CatalogEntry) -> None:
         self.place = str(place)
         self.files = {part: tuple(paths) for part, paths in files.items() if paths}
         self.parts = tuple(self.files)
-        self.limit = source.limit
+        self.limit = entry.limit
         with self._open(self.files["train"][0]) as file:
             self.columns = tuple(file.schema_arrow.names)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from .characters import WINDOW, codes, in_time
-from .chunks import Chunk, Items, Origin, Part, check_size, of_files, slices
+from .chunks import Items, Origin, Part, SampleChunk, check_size, of_files, slices
+from .entries import CatalogEntry
 from .errors import reading
-from .published import Source
 
 _TEXT = "tinyshakespeare.txt"
 _LARGEST = 16 * 2**20
@@ -21,14 +21,14 @@ _LARGEST = 16 * 2**20
 _HEADINGS = (re.compile(r"(\S[^:\n]{0,60}):"), re.compile(r"([A-Z][A-Z’' ,-]{1,60})\."))
 
 
-def bundled(source: Source) -> Origin:
+def bundled(entry: CatalogEntry) -> Origin:
     """The text that comes with fedmos: a million characters from Shakespeare's plays."""
     text = resources.files("fedmos.data").joinpath("texts", _TEXT).read_bytes()
     identity = [[f"fedmos:{_TEXT}", hashlib.sha256(text).hexdigest()]]
     return Origin(f"fedmos ({_TEXT})", identity, lambda: _windows(roles(text.decode("utf-8"))))
 
 
-def origin(path: Path, source: Source) -> Origin:
+def origin(path: Path, entry: CatalogEntry) -> Origin:
     return of_files(path, [path], lambda: _read(path))
 
 
@@ -66,7 +66,7 @@ def _windows(texts: Mapping[str, str]) -> Items:
         yield from windows(name, codes(text))
 
 
-def windows(name: str, text: np.ndarray) -> Iterator[Chunk]:
+def windows(name: str, text: np.ndarray) -> Iterator[SampleChunk]:
     """A role's windows of 80 characters, at every place, and the character that follows each."""
     samples = len(text) - WINDOW
     if samples < 1:
@@ -77,4 +77,4 @@ def windows(name: str, text: np.ndarray) -> Iterator[Chunk]:
     for part, span in spans:
         for rows in slices(len(y[span]), WINDOW):
             few = y[span][rows]
-            yield Chunk(part, x[span][rows], few, [name] * len(few))
+            yield SampleChunk(part, x[span][rows], few, [name] * len(few))

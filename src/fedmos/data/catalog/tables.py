@@ -12,17 +12,17 @@ import numpy as np
 
 from ..images import decode
 from . import characters, words
-from .chunks import PARTS, Chunk, Items, Names, Part, check_size, rows_at_once
+from .chunks import PARTS, Items, Names, Part, SampleChunk, check_size, rows_at_once
+from .entries import CatalogEntry
 from .errors import reading
-from .published import Source
 
 _ROWS = 4096
 _BATCH = 256 * 2**20
 """A batch of images may decode to so many bytes."""
 
 
-class Table(ABC):
-    """Columns that can be read over again, a batch of rows at a time."""
+class SampleTable(ABC):
+    """ColumnNames that can be read over again, a batch of rows at a time."""
 
     place: str
     parts: tuple[Part, ...]
@@ -36,15 +36,15 @@ class Table(ABC):
         """pyarrow record batches of at most `size` rows, with these columns."""
 
 
-def items(table: Table, source: Source) -> Items:
+def items(table: SampleTable, entry: CatalogEntry) -> Items:
     """A table's samples. Without a part for testing, samples are held out from every owner's."""
     with reading(table.place):
         rows = sum(table.rows(part) for part in table.parts)
-        check_size(f"a set of {rows:,} samples", rows * source.row_bytes, source.limit)
-        yield from {"images": _images, "characters": _characters, "words": _words}[source.kind](table, source)
+        check_size(f"a set of {rows:,} samples", rows * entry.row_bytes, entry.limit)
+        yield from {"images": _images, "characters": _characters, "words": _words}[entry.kind](table, entry)
 
 
-def _pick(table: Table, names: Sequence[str]) -> str:
+def _pick(table: SampleTable, names: Sequence[str]) -> str:
     """The first of a column's possible names that the table has."""
     found = next((name for name in names if name in table.columns), None)
     if found is None:
@@ -52,21 +52,21 @@ def _pick(table: Table, names: Sequence[str]) -> str:
     return found
 
 
-def _owner_column(table: Table, source: Source) -> str | None:
-    return _pick(table, source.columns.owner) if source.columns.owner else None
+def _owner_column(table: SampleTable, entry: CatalogEntry) -> str | None:
+    return _pick(table, entry.columns.owner) if entry.columns.owner else None
 
 
-def _images(table: Table, source: Source) -> Items:
-    image, label = _pick(table, source.columns.input), _pick(table, source.columns.target)
-    owner = _owner_column(table, source)
-    size = min(1024, rows_at_once(source.row_bytes))
+def _images(table: SampleTable, entry: CatalogEntry) -> Items:
+    image, label = _pick(table, entry.columns.input), _pick(table, entry.columns.target)
+    owner = _owner_column(table, entry)
+    size = min(1024, rows_at_once(entry.row_bytes))
     for part, batch, owners in _divided(table, [image, label], owner, size, _one_in_ten):
-        yield Chunk(part, _decoded(batch.column(image), source), _integers(batch.column(label), label), owners)
+        yield SampleChunk(part, _decoded(batch.column(image), entry), _integers(batch.column(label), label), owners)
 
 
-def _decoded(column: Any, source: Source) -> np.ndarray:
+def _decoded(column: Any, entry: CatalogEntry) -> np.ndarray:
     """Encoded images, each either bytes or a struct of bytes and a path, as the hub has them."""
-    size = (source.shape[1], source.shape[2]) if source.resize else None
+    size = (entry.shape[1], entry.shape[2]) if entry.resize else None
     images: list[np.ndarray] = []
     for i, cell in enumerate(column.to_pylist()):
         raw = cell.get("bytes") if isinstance(cell, dict) else cell
@@ -77,13 +77,13 @@ def _decoded(column: Any, source: Source) -> np.ndarray:
                 if path
                 else f"row {i} of a batch holds no image"
             )
-        image = decode(raw, size, gray=source.shape[0] == 1)
-        images.append(np.repeat(image, 3, 0) if len(image) < source.shape[0] == 3 else image)
+        image = decode(raw, size, gray=entry.shape[0] == 1)
+        images.append(np.repeat(image, 3, 0) if len(image) < entry.shape[0] == 3 else image)
         if image.shape[1:] != images[0].shape[1:]:
             raise ValueError(f"images must be alike, got {image.shape[1:]} after {images[0].shape[1:]} pixels")
         if i == 0:
             check_size(f"a batch of {image.shape[1:]} pixels each", len(column) * image.nbytes, _BATCH)
-    return np.stack(images) if images else np.empty((0, *source.shape), np.uint8)
+    return np.stack(images) if images else np.empty((0, *entry.shape), np.uint8)
 
 
 def _integers(column: Any, name: str) -> np.ndarray:
@@ -100,23 +100,23 @@ def _strings(column: Any, name: str) -> list[str]:
     return list(values)
 
 
-def _characters(table: Table, source: Source) -> Items:
-    text, following = _pick(table, source.columns.input), _pick(table, source.columns.target)
-    owner = _owner_column(table, source)
-    rule: Rule = _one_in_ten
+def _characters(table: SampleTable, entry: CatalogEntry) -> Items:
+    text, following = _pick(table, entry.columns.input), _pick(table, entry.columns.target)
+    owner = _owner_column(table, entry)
+    rule: PartRule = _one_in_ten
     if "test" not in table.parts and owner is not None:
         held: Counter[str] = Counter()
         for batch in table.batches("train", [owner], _ROWS):
             held.update(map(str, batch.column(owner).to_pylist()))
         rule = _InTime(held)
     for part, batch, owners in _divided(table, [text, following], owner, _ROWS, rule):
-        x = characters.encode(_strings(batch.column(text), text), source.shape[0])
+        x = characters.encode(_strings(batch.column(text), text), entry.shape[0])
         y = characters.encode(_strings(batch.column(following), following), 1)
-        yield Chunk(part, x, y, owners)
+        yield SampleChunk(part, x, y, owners)
 
 
-def _words(table: Table, source: Source) -> Items:
-    text, owner = _pick(table, source.columns.input), _owner_column(table, source)
+def _words(table: SampleTable, entry: CatalogEntry) -> Items:
+    text, owner = _pick(table, entry.columns.input), _owner_column(table, entry)
 
     def sentences() -> Iterator[tuple[Part, list[list[str]], list[str] | None]]:
         for part, batch, owners in _divided(table, [text], owner, _ROWS, _one_in_ten):
@@ -125,16 +125,16 @@ def _words(table: Table, source: Source) -> Items:
     vocabulary = words.Vocabulary.of(batch for part, batch, _ in sentences() if part == "train")
     yield Names(labels=vocabulary.labels)
     for part, batch, owners in sentences():
-        x, y = vocabulary.encode(batch, source.shape[0])
-        yield Chunk(part, x, y, owners)
+        x, y = vocabulary.encode(batch, entry.shape[0])
+        yield SampleChunk(part, x, y, owners)
 
 
-Rule = Callable[[str, int], Part | None]
+PartRule = Callable[[str, int], Part | None]
 """Which part the k-th of an owner's samples goes to, if any."""
 
 
 def _divided(
-    table: Table, columns: Sequence[str], owner: str | None, size: int, rule: Rule
+    table: SampleTable, columns: Sequence[str], owner: str | None, size: int, rule: PartRule
 ) -> Iterator[tuple[Part, Any, list[str] | None]]:
     """Batches, the part they belong to, and their owners; divided by the rule if the table has no test part."""
     wanted = [*columns, owner] if owner else list(columns)

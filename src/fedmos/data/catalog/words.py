@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...core.losses import PADDING
-from .published import VOCABULARY
+from .entries import VOCABULARY
 
 PAD, UNKNOWN, BEGIN, END = 0, VOCABULARY + 1, VOCABULARY + 2, VOCABULARY + 3
 _COUNTED = 2_000_000

@@ -1,4 +1,4 @@
-"""Columns of a table as inputs, targets and owners of samples.
+"""ColumnRoles of a table as inputs, targets and owners of samples.
 
 A table is anything with named columns that turn into numpy arrays: a pandas or polars frame, a pyarrow table.
 """
@@ -13,15 +13,15 @@ import numpy as np
 
 from ...core.validation import suggest
 from ..dataset import Dataset
-from ..federated import Normalize
 from ..images import decode
+from ..normalize import Normalize
 from ..store import allocate
 
 _TARGETS = ("label", "labels", "target", "y", "fine_label", "character")
 
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnRoles:
     """Which columns are what."""
 
     client: Hashable | None
@@ -36,7 +36,7 @@ def names_of(table: Any) -> list[Hashable]:
 
 def choose(
     who: str, table: Any, client: Hashable | None, target: Hashable | None, inputs: Hashable | Sequence[Hashable] | None
-) -> Columns:
+) -> ColumnRoles:
     """The columns asked for, or the obvious ones."""
     names = names_of(table)
     listed = ", ".join(map(str, names))
@@ -53,7 +53,7 @@ def choose(
     others = wanted_inputs or [name for name in names if name not in (client, target)]
     if not others:
         raise ValueError(f"{who}: there must be a column of inputs beside {listed}")
-    return Columns(client, target, others)
+    return ColumnRoles(client, target, others)
 
 
 def array_of(table: Any, name: Hashable) -> np.ndarray:
@@ -184,7 +184,7 @@ def _missing(v: Any) -> bool:
     return v is None or type(v).__name__ in ("NAType", "NaTType") or (isinstance(v, float) and v != v)
 
 
-def dataset_from(who: str, name: str, table: Any, test: Any, columns: Columns, labels: list[str] | None) -> Dataset:
+def dataset_from(who: str, name: str, table: Any, test: Any, columns: ColumnRoles, labels: list[str] | None) -> Dataset:
     """A data set from a table for training and maybe one for testing; `labels` are the classes' names if known."""
     if not len(table):
         raise ValueError(f"{who}: the table must have rows, got none")

@@ -9,8 +9,8 @@ import numpy as np
 
 from ...core.validation import Rule, count, none, require
 from ..dataset import Dataset
-from ..federated import Normalize
 from ..images import decode, measure
+from ..normalize import Normalize
 from ..store import allocate
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}

@@ -37,7 +37,7 @@ def _table(given: Any, field: str) -> Any:
         except FileNotFoundError:
             raise FileNotFoundError(f"Cannot read {given} because it does not exist") from None
         except Exception as error:  # pyarrow's own kinds, of which there are many
-            raise ValueError(f"Cannot read {given} because it is not a sound parquet file: {error}") from error
+            raise ValueError(f"Cannot read {given} because it is not a valid parquet file: {error}") from error
     if hasattr(given, "collect"):  # a lazy polars frame
         given = given.collect()
     if not all(hasattr(given, name) for name in ("columns", "__getitem__", "__len__")):

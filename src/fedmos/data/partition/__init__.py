@@ -6,11 +6,15 @@ from .even import IID, QuantitySkew
 from .fixed import Fixed
 from .flower import FromFlower
 from .natural import Natural
-from .split import Partition, Split
+from .split import ClientSplit, Partition
+
+Split = ClientSplit
+"""The earlier name of `ClientSplit`."""
 
 __all__ = [
     "IID",
     "ByClass",
+    "ClientSplit",
     "Dirichlet",
     "DirichletByClass",
     "Fixed",

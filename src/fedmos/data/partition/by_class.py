@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.validation import Rule, check, count, none, one_of
 from ...rng import Purpose, generator
-from .split import Split, coded, deal, enough, even, pools_of
+from .split import ClientSplit, coded, deal, enough, even, pools_of
 
 _ONE_BY_ONE = 20_000
 """Up to so many clients choose their classes one after another; a larger crowd does in blocks."""
@@ -79,7 +79,7 @@ class ByClass:
         sizes = np.concatenate([rng.integers(low, high + 1, holders) for holders, low, high in groups])
         return sizes if len(groups) == 1 else rng.permutation(sizes)
 
-    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
         rng = generator(seed, Purpose.PARTITION)
         names, label = coded(labels)
         enough("ByClass", len(labels), clients)
@@ -174,7 +174,7 @@ class Shards:
     def __post_init__(self) -> None:
         check(self, per_client=count)
 
-    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
         names, label = coded(labels)
         enough(f"Shards: {self.per_client} each", len(labels), clients, self.per_client)
         rng = generator(seed, Purpose.PARTITION)
@@ -185,7 +185,7 @@ class Shards:
         lengths = sizes[dealt.reshape(-1)]
         ends = np.cumsum(lengths)
         index = by_label[np.repeat(starts[dealt.reshape(-1)] - (ends - lengths), lengths) + np.arange(len(labels))]
-        return Split(index, sizes[dealt].sum(1))
+        return ClientSplit(index, sizes[dealt].sum(1))
 
 
 def _choose_classes(rng: np.random.Generator, left: np.ndarray, parts: np.ndarray) -> np.ndarray | None:

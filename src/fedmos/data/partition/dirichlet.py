@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.validation import check, count, non_negative, one_of, positive
 from ...rng import Purpose, generator
-from .split import Split, coded, deal, enough, even, in_proportion, pools_of
+from .split import ClientSplit, coded, deal, enough, even, in_proportion, pools_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Dirichlet:
     def __post_init__(self) -> None:
         check(self, alpha=non_negative, prior=one_of("ones", "data"))
 
-    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
         enough("Dirichlet", len(labels), clients)
         names, label = coded(labels)
         rng = generator(seed, Purpose.PARTITION)
@@ -86,7 +86,7 @@ class DirichletByClass:
     def __post_init__(self) -> None:
         check(self, alpha=positive, least=count, attempts=count)
 
-    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
         enough("DirichletByClass", len(labels), clients, self.least)
         names, label = coded(labels)
         rng = generator(seed, Purpose.PARTITION)

@@ -9,16 +9,16 @@ import numpy as np
 
 from ...core.validation import check, count, one_of, positive
 from ...rng import Purpose, generator
-from .split import Split, enough, even, in_proportion
+from .split import ClientSplit, enough, even, in_proportion
 
 
 @dataclass(frozen=True, kw_only=True)
 class IID:
     """Shuffle, then cut into `clients` parts whose sizes differ by one at most. Every sample is given to someone."""
 
-    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
         enough("IID", len(labels), clients)
-        return Split(generator(seed, Purpose.PARTITION).permutation(len(labels)), even(len(labels), clients))
+        return ClientSplit(generator(seed, Purpose.PARTITION).permutation(len(labels)), even(len(labels), clients))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class QuantitySkew:
     def __post_init__(self) -> None:
         check(self, law=one_of("power", "lognormal"), skew=positive, least=count)
 
-    def split(self, labels: np.ndarray, clients: int, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
         enough("QuantitySkew", len(labels), clients, self.least)
         rng = generator(seed, Purpose.PARTITION)
         skew = min(self.skew, 1e300)
@@ -47,4 +47,4 @@ class QuantitySkew:
             exponent = skew * rng.normal(size=clients)
         exponent = np.clip(exponent, -1e300, 1e300)
         sizes = in_proportion(len(labels), np.exp(exponent - exponent.max()), self.least)
-        return Split(rng.permutation(len(labels)), sizes)
+        return ClientSplit(rng.permutation(len(labels)), sizes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .split import Split
+from .split import ClientSplit
 
 
 @dataclass(frozen=True)
@@ -18,5 +18,5 @@ class Fixed:
     parts: Sequence[Any]
     sets_clients = True
 
-    def split(self, labels: np.ndarray, clients: int | None, seed: int) -> Split:
-        return self.parts if isinstance(self.parts, Split) else Split.of(self.parts)
+    def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
+        return self.parts if isinstance(self.parts, ClientSplit) else ClientSplit.of(self.parts)

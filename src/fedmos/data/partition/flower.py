@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...core.validation import needs
-from .split import Split
+from .split import ClientSplit
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FromFlower:
             raise ValueError("Cannot use the partitioner because it has no data set; set its 'dataset' first")
         return self.partitioner.dataset
 
-    def split(self, labels: np.ndarray, clients: int | None, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
         """`seed` has no part in it."""
         hf = needs("datasets", "datasets", "use Flower's partitioners")
         column = getattr(self.partitioner, "_partition_by", None) or "label"
@@ -54,7 +54,7 @@ class FromFlower:
 _ROW = "fedmos row number"
 
 
-def rows_of(partitioner: Any, table: Any) -> Split:
+def rows_of(partitioner: Any, table: Any) -> ClientSplit:
     """What a partitioner makes of a Hugging Face table. One that has divided this very table before does so again."""
     held, partitioner._dataset = partitioner._dataset, None  # Flower's setter refuses a second table
     try:
@@ -78,7 +78,7 @@ def rows_of(partitioner: Any, table: Any) -> Split:
             f"Cannot divide {len(table)} samples among {worker.num_partitions} clients with "
             f"{type(worker).__name__}; use fewer partitions"
         ) from None
-    return Split.of(parts)
+    return ClientSplit.of(parts)
 
 
 def _forget(partitioner: Any) -> None:

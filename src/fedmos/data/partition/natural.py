@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.validation import check, count, none
 from ...rng import Purpose, generator
-from .split import Split
+from .split import ClientSplit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Natural:
         if self.most is not None and self.most < self.least:
             raise ValueError(f"Natural: 'most' must be ≥ 'least' ({self.least}), got {self.most}")
 
-    def split(self, labels: np.ndarray, clients: int | None, seed: int) -> Split:
+    def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
         """`labels` are the owners, as numbers; `clients=None` takes them all."""
         rng = generator(seed, Purpose.PARTITION)
         numbers, owner, held = np.unique(labels, return_inverse=True, return_counts=True)
@@ -51,4 +51,4 @@ class Natural:
         starts = (np.cumsum(held) - held)[owners]
         before = np.cumsum(sizes) - sizes
         index = by_owner[np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))]
-        return Split(index, sizes, numbers[owners])
+        return ClientSplit(index, sizes, numbers[owners])

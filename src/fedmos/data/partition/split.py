@@ -11,7 +11,7 @@ Index = np.ndarray
 """int64 positions in the data set."""
 
 
-class Split(Sequence[Index]):
+class ClientSplit(Sequence[Index]):
     """The samples of every client: one index, client after client, and where each client's part of it begins.
 
     Reads as a sequence of arrays, one per client; a million clients cost no more than the index itself.
@@ -24,7 +24,7 @@ class Split(Sequence[Index]):
         """Which natural owner each client is, if any."""
 
     @classmethod
-    def of(cls, parts: Iterable[Any]) -> Split:
+    def of(cls, parts: Iterable[Any]) -> ClientSplit:
         """From an array of sample numbers per client."""
         arrays = [_numbers(part, i) for i, part in enumerate(_listed(parts))]
         entries = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
@@ -86,7 +86,7 @@ def pools_of(label: np.ndarray, classes: int, order: Index) -> list[Index]:
     return np.split(by_class, np.cumsum(np.bincount(label, minlength=classes))[:-1])
 
 
-def deal(pools: Sequence[Index], counts: np.ndarray) -> Split:
+def deal(pools: Sequence[Index], counts: np.ndarray) -> ClientSplit:
     """Give client i the next counts[i, c] samples of every pool c; `counts` is (clients, pools)."""
     sizes = counts.sum(1, dtype=np.int64)
     index = np.empty(int(sizes.sum()), dtype=np.int64)
@@ -97,7 +97,7 @@ def deal(pools: Sequence[Index], counts: np.ndarray) -> Split:
         before = np.cumsum(own) - own
         index[np.repeat(start - before, own) + np.arange(taken)] = pool[:taken]
         start += own
-    return Split(index, sizes)
+    return ClientSplit(index, sizes)
 
 
 def even(total: int, parts: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from ..federated import Normalize
+from ..normalize import Normalize
 
 Kind = Literal["images", "characters", "words"]
 
@@ -14,7 +14,7 @@ _MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class ColumnNames:
     """What the columns of a table are called; of several names the first that the table has is taken."""
 
     input: tuple[str, ...]
@@ -25,7 +25,7 @@ class Columns:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class CatalogEntry:
     """One data set as it is published."""
 
     name: str
@@ -35,7 +35,7 @@ class Source:
     classes: int
     train: int
     test: int
-    columns: Columns
+    columns: ColumnNames
     formats: tuple[str, ...]
     """The kinds of local files it comes in, in the order in which they are looked for; see `search.py`."""
     folders: tuple[str, ...]
@@ -45,7 +45,7 @@ class Source:
     hub: str | None = None
     config: str | None = None
     checksum: str | None = None
-    """Of the decoded arrays; see `store.checksum`."""
+    """Of the decoded arrays; see `builder.checksum`."""
     resize: bool = False
     """Whether images come in many sizes and are brought to `shape`."""
     editions: int | None = None
@@ -102,7 +102,7 @@ _IMAGENET = Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 # The checksums were computed from files whose original form (IDX; CIFAR's binary version) has the SHA-256 and MD5 sums
 # that are recorded for the original files.
 _ALL = (
-    Source(
+    CatalogEntry(
         name="mnist",
         kind="images",
         shape=(1, 28, 28),
@@ -111,14 +111,14 @@ _ALL = (
         test=10_000,
         normalize=Normalize(mean=0.1307, std=0.3081),
         labels=tuple(_DIGITS),
-        columns=Columns(input=("image", "img"), target=("label",)),
+        columns=ColumnNames(input=("image", "img"), target=("label",)),
         formats=("parquet", "idx"),
         folders=("mnist",),
         hub="ylecun/mnist",
         config="mnist",
         checksum="bede956102a8358cf80f6e5d5349bf93d3cb23d190cb758f10c88d6041aaf97e",
     ),
-    Source(
+    CatalogEntry(
         name="fmnist",
         kind="images",
         shape=(1, 28, 28),
@@ -127,14 +127,14 @@ _ALL = (
         test=10_000,
         normalize=Normalize(mean=0.2860, std=0.3530),
         labels=_FASHION,
-        columns=Columns(input=("image", "img"), target=("label",)),
+        columns=ColumnNames(input=("image", "img"), target=("label",)),
         formats=("parquet", "idx"),
         folders=("fmnist", "fashionmnist", "fashion_mnist", "fashion-mnist"),
         hub="zalando-datasets/fashion_mnist",
         config="fashion_mnist",
         checksum="045dc1a9b9f71c1698e4eb9d210c1d08fe8cd27e28622a0f992b484b9000a84b",
     ),
-    Source(
+    CatalogEntry(
         name="cifar10",
         kind="images",
         shape=(3, 32, 32),
@@ -143,14 +143,14 @@ _ALL = (
         test=10_000,
         normalize=Normalize(mean=0.5, std=0.5),
         labels=_CIFAR10,
-        columns=Columns(input=("img", "image"), target=("label",)),
+        columns=ColumnNames(input=("img", "image"), target=("label",)),
         formats=("parquet", "cifar10"),
         folders=("cifar10", "cifar-10", "cifar-10-batches-bin", "cifar-10-binary"),
         hub="uoft-cs/cifar10",
         config="plain_text",
         checksum="5458a876aaec07f5d91ab3924a64b8218263520ad9d2c2c8be91538bb4b84e01",
     ),
-    Source(
+    CatalogEntry(
         name="cifar100",
         kind="images",
         shape=(3, 32, 32),
@@ -160,14 +160,14 @@ _ALL = (
         # The channels' means and deviations as they are usually given (not computed here: there was no copy).
         normalize=Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
         labels=_CIFAR100,
-        columns=Columns(input=("img", "image"), target=("fine_label", "label")),
+        columns=ColumnNames(input=("img", "image"), target=("fine_label", "label")),
         formats=("parquet", "cifar100"),
         folders=("cifar100", "cifar-100", "cifar-100-binary"),
         hub="uoft-cs/cifar100",
         config="cifar100",
         label_bytes=2,
     ),
-    Source(
+    CatalogEntry(
         name="femnist",
         kind="images",
         shape=(1, 28, 28),
@@ -176,12 +176,12 @@ _ALL = (
         test=81_428,
         normalize=Normalize(mean=0.5, std=0.5),
         labels=tuple(_DIGITS + _CAPITALS + _CAPITALS.lower()),
-        columns=Columns(input=("image",), target=("character", "label"), owner=("writer_id", "client_id")),
+        columns=ColumnNames(input=("image",), target=("character", "label"), owner=("writer_id", "client_id")),
         formats=("parquet",),
         folders=("femnist",),
         hub="flwrlabs/femnist",
     ),
-    Source(
+    CatalogEntry(
         name="shakespeare",
         kind="characters",
         shape=(80,),
@@ -189,25 +189,25 @@ _ALL = (
         train=804_180,  # of the text that comes with fedmos
         test=184_126,
         labels=tuple(SYMBOLS),
-        columns=Columns(input=("x",), target=("y",), owner=("character_id", "client_id")),
+        columns=ColumnNames(input=("x",), target=("y",), owner=("character_id", "client_id")),
         formats=("parquet", "leaf", "text"),
         folders=("shakespeare",),
         hub="flwrlabs/shakespeare",
         editions=4_226_158,  # LEAF's
         checksum="a8d4dac8fa16c6ab4c6e99f87ff4d387ac9ca0ba3c8a645942c58b908aaefa7d",
     ),
-    Source(
+    CatalogEntry(
         name="stackoverflow",
         kind="words",
         shape=(20,),
         classes=VOCABULARY + 4,
         train=135_818_730,
         test=16_586_035,
-        columns=Columns(input=("tokens", "text", "sentence"), owner=("client_id", "user_id")),
+        columns=ColumnNames(input=("tokens", "text", "sentence"), owner=("client_id", "user_id")),
         formats=("parquet",),
         folders=("stackoverflow",),
     ),
-    Source(
+    CatalogEntry(
         name="gldv2",
         kind="images",
         shape=(3, 224, 224),
@@ -216,12 +216,12 @@ _ALL = (
         test=19_526,
         normalize=_IMAGENET,
         labels=tuple(map(str, range(2028))),
-        columns=Columns(input=("image",), target=("label", "class"), owner=("client_id", "user_id")),
+        columns=ColumnNames(input=("image",), target=("label", "class"), owner=("client_id", "user_id")),
         formats=("parquet",),
         folders=("gldv2", "gld160k", "landmarks"),
         resize=True,
     ),
-    Source(
+    CatalogEntry(
         name="inaturalist",
         kind="images",
         shape=(3, 224, 224),
@@ -230,11 +230,11 @@ _ALL = (
         test=35_641,
         normalize=_IMAGENET,
         labels=tuple(map(str, range(1203))),
-        columns=Columns(input=("image",), target=("label", "class"), owner=("client_id", "user_id")),
+        columns=ColumnNames(input=("image",), target=("label", "class"), owner=("client_id", "user_id")),
         formats=("parquet",),
         folders=("inaturalist",),
         resize=True,
     ),
 )
 
-SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
+CATALOG: dict[str, CatalogEntry] = {entry.name: entry for entry in _ALL}

@@ -1,0 +1,98 @@
+"""Conversion and validation of the array-likes that a user passes to `FederatedData.from_arrays`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.formatting import one_line
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""Inputs and targets of the same samples."""
+
+
+def offsets_of(sizes: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
+def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
+    """p, float64: given numbers scaled to sum to one (untouched if they do), or each client's share of the samples."""
+    if importance is None:
+        return sizes.to(torch.float64) / int(sizes.sum())
+    try:
+        given = _plain(importance)
+        if given.dtype.kind not in "biuf":
+            raise TypeError(str(given.dtype))
+        p = torch.as_tensor(given.astype(np.float64))
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError):
+        raise ValueError("FederatedData: 'importance' must be a number ≥ 0 for each client") from None
+    if p.shape != sizes.shape:
+        raise ValueError(f"FederatedData: 'importance' must hold {len(sizes)} numbers, got shape {tuple(p.shape)}")
+    if not bool(((p >= 0) & p.isfinite()).all()) or float(p.sum()) <= 0:
+        raise ValueError("FederatedData: 'importance' must be numbers ≥ 0, not all zero")
+    p = p / p.max() if float(p.max()) > 1 else p
+    total = float(p.sum())
+    return p if abs(total - 1) < 1e-12 else p / total
+
+
+def pair_of(pair: Any, who: str) -> Pair:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ValueError(f"FederatedData: {who} must be a pair (x, y), got {type(pair).__name__}")
+    x, y = _array(pair[0], "x", who), _array(pair[1], "y", who)
+    if len(x) != len(y):
+        raise ValueError(f"FederatedData: x and y of {who} must be equally long, got {len(x)} and {len(y)}")
+    if len(x) == 0:
+        raise ValueError(f"FederatedData: {who} must have at least one sample, got none")
+    return x, y
+
+
+def _plain(value: Any) -> np.ndarray:
+    """Anything array-like as a plain array."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        value = value.float() if value.dtype == torch.bfloat16 else value
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise ValueError("some of it is masked")
+    a = np.asarray(value)
+    with np.errstate(over="ignore"):
+        return a.astype(np.float64) if a.dtype == np.longdouble else a
+
+
+def _array(value: Any, name: str, who: str) -> np.ndarray:
+    what = f"FederatedData: {name} of {who} must"
+    try:
+        a = _plain(value)
+        if a.ndim == 0 or a.dtype.kind not in "biuf":
+            raise ValueError(f"{what} be an array of numbers, got {a.dtype} of shape {a.shape}")
+        if 0 in a.shape[1:]:
+            raise ValueError(f"{what} have numbers in each sample, got shape {a.shape}")
+        if a.dtype.kind == "f" and not np.isfinite(a).all():
+            raise ValueError(f"{what} be finite, got NaN or infinity")
+        if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # torch computes with int64 and uint8 only
+            if a.size and int(a.max()) >= 2**63:
+                raise ValueError(f"{what} be integers of 64 bits with a sign, got {int(a.max())}")
+            a = a.astype(np.int64)
+        return np.ascontiguousarray(a.astype(a.dtype.newbyteorder("="), copy=False))
+    except MemoryError:
+        raise ValueError(f"{what} fit into memory") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        text = str(error)
+        raise ValueError(
+            text if text.startswith(what) else one_line(f"{what} be an array of numbers: {text}")
+        ) from None
+
+
+def check_alike(pair: Pair, first: Pair, owner: str) -> None:
+    """Raise ValueError unless the samples of `pair` have the shape and kind of number of client 0's."""
+    for name, a, b in zip("xy", pair, first, strict=True):
+        if a.shape[1:] != b.shape[1:] or (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+            raise ValueError(
+                f"FederatedData: {name} of {owner} must be like client 0's, {_description(b)}, got {_description(a)}"
+            )
+
+
+def _description(a: np.ndarray) -> str:
+    return f"{a.dtype} of shape (n, {', '.join(map(str, a.shape[1:]))})"

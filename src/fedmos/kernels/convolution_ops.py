@@ -1,0 +1,123 @@
+"""Convolutions of a cohort as operators that tracing and compiling treat as opaque.
+
+Shapes: x (M, B, C, H, W), w (M, CO, C, K, K).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .layout import empty_images
+
+
+def empty_channels_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Something of that shape, channels last, for the library to look at."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """The same images, stored so."""
+    stored: Tensor = x.contiguous(memory_format=torch.channels_last)
+    return stored
+
+
+def convolution_backward(
+    dy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, groups: int, wanted: tuple[bool, bool]
+) -> Tensor:
+    how = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [*wanted, False])
+    dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how)
+    gradient: Tensor = dx if wanted[0] else dw
+    return gradient
+
+
+# The kernels as operators that tracing and compiling leave alone. Shapes: x (M, B, C, H, W), w (M, CO, C, K, K); images
+# come out as (B, M, C, H, W), stored as `empty_images` says.
+
+
+@torch.library.custom_op("fedmos::convolution", mutates_args=())
+def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+    from . import implicit_gemm
+
+    return implicit_gemm.forward(x, w, stride, pad, precision)
+
+
+@_convolution.register_fake
+def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
+    return empty_images(x, x.shape[1], x.shape[0], w.shape[1], *size)
+
+
+@torch.library.custom_op("fedmos::convolution_input", mutates_args=())
+def _convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
+    from . import implicit_gemm
+
+    return implicit_gemm.input_gradient(dy, w, (h, v), stride, pad, precision)
+
+
+@_convolution_input.register_fake
+def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
+    return empty_images(dy, dy.shape[1], dy.shape[0], w.shape[2], h, v)
+
+
+@torch.library.custom_op("fedmos::convolution_weight", mutates_args=())
+def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+    from . import implicit_gemm
+
+    return implicit_gemm.weight_gradient(x, dy, kernel, stride, pad, precision)
+
+
+@_convolution_weight.register_fake
+def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
+
+
+# For a CPU: one client after another, channels last.
+
+
+@torch.library.custom_op("fedmos::each_convolution", mutates_args=())
+def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+    return _images([F.conv2d(channels_last(a), b, None, stride, pad) for a, b in zip(x, w, strict=True)])
+
+
+@_each_convolution.register_fake
+def _(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
+    return x.new_empty((*x.shape[:2], *size, w.shape[1])).permute(0, 1, 4, 2, 3)
+
+
+@torch.library.custom_op("fedmos::each_convolution_input", mutates_args=())
+def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
+    like = empty_channels_last(dy, (dy.shape[1], w.shape[2], h, v))
+    return _images(
+        [
+            convolution_backward(channels_last(a), like, b, stride, pad, 1, (True, False))
+            for a, b in zip(dy, w, strict=True)
+        ]
+    )
+
+
+@_each_convolution_input.register_fake
+def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
+    return dy.new_empty((*dy.shape[:2], h, v, w.shape[2])).permute(0, 1, 4, 2, 3)
+
+
+@torch.library.custom_op("fedmos::each_convolution_weight", mutates_args=())
+def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
+    like = x.new_empty((dy.shape[2], x.shape[2], kernel, kernel))
+    each = [
+        convolution_backward(channels_last(b), channels_last(a), like, stride, pad, 1, (False, True))
+        for a, b in zip(x, dy, strict=True)
+    ]
+    return torch.stack([v.contiguous() for v in each])
+
+
+@_each_convolution_weight.register_fake
+def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
+    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
+
+
+def _images(each: list[Tensor]) -> Tensor:
+    """(M, B, C, H, W), channels last."""
+    return torch.stack([v.permute(0, 2, 3, 1) for v in each]).contiguous().permute(0, 1, 4, 2, 3)
