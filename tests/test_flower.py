@@ -26,8 +26,7 @@ from safetensors.torch import load_file
 
 from fedmos.config.schema import RunConfig, load
 from fedmos.config.tables import DeployConfig
-from fedmos.flower import Deploy, client_app, server_app, wire
-from fedmos.flower import reply_collector as mail
+from fedmos.flower import Deploy, client_app, reply_collector, server_app, wire
 from fedmos.flower.client_folder import ClientFolder
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.server import serve
@@ -325,9 +324,9 @@ TAMPERED = {
     "an app that fails": (lambda reply: Message(Error(2, "no memory"), reply_to=reply), "its app failed: no memory"),
     "to another request": (
         lambda reply: (reply.metadata.__dict__.update(_reply_to_message_id="x"), reply)[1],
-        "it says that it replies to something else",
+        "it names another request as the one that it replies to",
     ),
-    "no message": (lambda reply: ValueError("Unexpected set of children"), "cannot be put together"),
+    "no message": (lambda reply: ValueError("Unexpected set of children"), "cannot be decoded"),
 }
 
 
@@ -507,7 +506,7 @@ def test_a_server_that_is_killed_in_every_round(deployed):
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_node_that_is_restarted_mid_round(deployed, monkeypatch, trained):
     """The request that it took with it is sent again, whether or not its work was done."""
-    monkeypatch.setattr(mail, "_LOOK", 0.0)
+    monkeypatch.setattr(reply_collector, "_REFRESH_INTERVAL", 0.0)
     given = arguments(algorithm=fm.Scaffold(lr=0.1), selection=EVERYONE)
     made, restarted = deployed(given), set()
     node = made.network.nodes[102]
@@ -534,7 +533,7 @@ def test_a_node_that_is_restarted_mid_round(deployed, monkeypatch, trained):
 
 
 def test_a_node_that_is_away_for_a_moment(deployed, monkeypatch):
-    monkeypatch.setattr(mail, "_LOOK", 0.0)
+    monkeypatch.setattr(reply_collector, "_REFRESH_INTERVAL", 0.0)
     given = arguments(algorithm=fm.FedHBM(lr=0.1, beta=0.6), selection=EVERYONE, rounds=3)
     made = deployed(given, rejoin=30.0)
     node, looks = made.network.nodes[103], 0
@@ -570,7 +569,7 @@ def test_a_client_that_is_gone_is_waited_for_no_longer_than_said(deployed, monke
     def back(record: Any) -> None:
         node.online = record.round >= 4
 
-    monkeypatch.setattr(mail, "_LOOK", 0.0)
+    monkeypatch.setattr(reply_collector, "_REFRESH_INTERVAL", 0.0)
     result = made.run()
     assert [record.late for record in result.history][:4] == [[BAD]] * 4
     assert [record.late for record in result.history][-1] == []
@@ -594,16 +593,16 @@ def test_state_on_the_clients_disk(deployed):
 
 def test_what_a_killed_client_left_half_written(tmp_path):
     folder, own = ClientFolder(tmp_path, "a", "0" * 32), {"v": torch.ones(3)}
-    folder.keep_state(0, -1, own)
+    folder.save_state(0, -1, own)
     path = tmp_path / "a" / ("0" * 32)
     old, new = path / ".state-1.safetensors.77.partial", path / ".state-1.safetensors.78.partial"
     for half in (old, new):
         half.write_bytes(b"half")
     os.utime(old, (0, 0))
-    folder.keep_state(1, 0, own)
+    folder.save_state(1, 0, own)
     assert not old.exists()
     assert new.exists()  # somebody may be at it
-    assert torch.equal(folder.state(1, {"v": torch.zeros(3)})["v"], own["v"])
+    assert torch.equal(folder.load_state(1, {"v": torch.zeros(3)})["v"], own["v"])
 
 
 @pytest.mark.parametrize("damage", ["gone", "cut", "bit", "another run's", "another client's"])
@@ -628,8 +627,8 @@ def test_damaged_state(deployed, caplog, damage):
     with caplog.at_level(logging.WARNING, "fedmos"):
         result = made.run(rounds=3)
     assert len(result.history) == 3
-    said = {"gone": "is not there", "cut": "cannot be read", "bit": "is damaged"}.get(
-        damage, "belongs to something else"
+    said = {"gone": "does not exist", "cut": "cannot be read", "bit": "is damaged"}.get(
+        damage, "belongs to another run, client or round"
     )
     assert any("client '2'" in line and said in line for line in caplog.messages)
 
@@ -649,7 +648,7 @@ def test_two_nodes_that_claim_to_be_one(deployed, caplog):
     made.network = Network(lambda: client_app(made.given), made.folder / "state", [*range(CLIENTS), 3])
     with caplog.at_level(logging.WARNING, "fedmos"):
         assert_same(made.run(), fm.run(**arguments()))
-    assert "Node 106 says it is client '3', which node 103 is already" in caplog.text
+    assert "Node 106 claims to be client '3', which node 103 already serves" in caplog.text
 
 
 @pytest.mark.parametrize("changes", [{"algorithm": fm.FedAvg(lr=0.2)}, {"seed": 8}, {"local_steps": 4}], ids=repr)
@@ -659,8 +658,8 @@ def test_a_client_with_another_configuration(deployed, caplog, changes):
     made.network.nodes[100] = odd.nodes[100]
     with caplog.at_level(logging.WARNING, "fedmos"):
         made.run()
-    assert "Refused node 100: its configuration, its model or its fedmos is another" in caplog.text
-    assert "Begins without 1 of 6 clients: 0" in caplog.text
+    assert "Refused node 100: its configuration, model or fedmos version differs" in caplog.text
+    assert "Starting without 1 of 6 clients: 0" in caplog.text
 
 
 def test_a_node_that_is_nobody(deployed, caplog):
@@ -682,7 +681,7 @@ def test_mistakes_are_named(deployed, tmp_path):
     with pytest.raises(ValueError, match="'out' must be a folder"):
         serve(deployed().network, Deployment.of(arguments()))
     fm.run(**arguments(rounds=1), out=tmp_path / "simulated")
-    with pytest.raises(ValueError, match="because it is no deployment's; use a new folder"):
+    with pytest.raises(ValueError, match="because it is not a deployment; use a new folder"):
         serve(deployed().network, Deployment.of(arguments()), tmp_path / "simulated")
 
 

@@ -1,7 +1,7 @@
-"""Deployment over Flower: the objects that were simulated, on real clients.
+"""Deployment over Flower: runs a configuration on real clients instead of simulating it.
 
-`server_app` and `client_app` are Flower apps made of a fedmos configuration. A round is the simulator's; what clients
-do is asked of them in messages, and what they answer is looked at before it counts.
+`server_app` and `client_app` create Flower apps from a fedmos configuration. The server executes the same rounds as a
+simulation; clients receive their work in messages, and every reply is validated before it is used.
 """
 
 try:

@@ -17,7 +17,7 @@ from ..engine.ranks import Ranks
 from ..engine.task import Task
 from ..evaluation.metrics import Evaluator, measurable
 from . import wire
-from .reply_collector import Answers, ReplyCollector
+from .reply_collector import Replies, ReplyCollector
 
 
 class ReplyPolicy(NamedTuple):
@@ -45,10 +45,10 @@ class FlowerBackend(LocalBackend):
     remote = True
 
     def __init__(
-        self, task: Task, algorithm: Algorithm, plan: ExecutionPlan, mail: ReplyCollector, terms: ReplyPolicy
+        self, task: Task, algorithm: Algorithm, plan: ExecutionPlan, collector: ReplyCollector, policy: ReplyPolicy
     ) -> None:
         super().__init__(task, algorithm, plan)
-        self._mail, self._terms = mail, terms
+        self._collector, self._policy = collector, policy
         self._round = -1
         self._holding: set[int] = set()
         """Clients that have received this round's x."""
@@ -66,7 +66,7 @@ class FlowerBackend(LocalBackend):
         self._enter(job.ctx.t)
         prepare = job.phase == "prepare"
         kind, names = (wire.PREPARE, self.algorithm.prepare_up) if prepare else (wire.TRAIN, self.algorithm.up)
-        reports = [] if prepare else list(self._terms.reports)
+        reports = [] if prepare else list(self._policy.reports)
         headers = {
             i: {
                 "lr": job.lr[0],
@@ -83,11 +83,11 @@ class FlowerBackend(LocalBackend):
         }
         answers = self._ask(kind, headers, job.x, job.msg, names, reports)
         self._late |= answers.late
-        self._reports |= {i: reply.numbers for i, reply in answers.good.items()}
+        self._reports |= {i: reply.numbers for i, reply in answers.accepted.items()}
         place = {i: row for row, i in enumerate(job.ids.tolist())}
         D, report = self.task.model.size, torch.full((2, len(job.ids)), torch.nan, dtype=torch.float64)
         uploads = {name: torch.zeros((len(job.ids), D), dtype=job.x.dtype) for name in names}
-        for i, reply in answers.good.items():
+        for i, reply in answers.accepted.items():
             report[0, place[i]] = 0  # finite: it was looked at
             if "loss" in reply.numbers:
                 report[1, place[i]] = reply.numbers["loss"][0]
@@ -120,25 +120,23 @@ class FlowerBackend(LocalBackend):
         return {name: torch.stack(v).to(torch.float64) for name, v in found.items() if v}
 
     def traffic(self) -> tuple[int, int]:
-        device_cache = self._mail.down, self._mail.up
-        self._mail.down = self._mail.up = 0
-        return device_cache
+        return self._collector.take_traffic()
 
     def late(self) -> list[int]:
         return sorted(self._late)
 
     def evaluator(self, ranks: Ranks) -> Evaluator:
-        return _RemoteEvaluator(self.task, self._train_metrics if self._terms.train_metrics else None)
+        return _RemoteEvaluator(self.task, self._train_metrics if self._policy.train_metrics else None)
 
     def _train_metrics(self, x: Tensor, names: list[str]) -> Tensor:
         """Σ p_i · metric_i over the clients that answer, their p_i scaled to sum to one."""
         headers: dict[int, dict[str, Any]] = {i: {} for i in range(len(self.task.data))}
         answers = self._ask(wire.EVALUATE, headers, x, {}, (), names, torch.float64, counted=False)
-        if not answers.good:
+        if not answers.accepted:
             return torch.full((len(names),), torch.nan, dtype=torch.float64)
-        ids = sorted(answers.good)
+        ids = sorted(answers.accepted)
         p = self.task.data.importance[ids]
-        table = torch.stack([torch.cat([answers.good[i].numbers[name] for name in names]) for i in ids])
+        table = torch.stack([torch.cat([answers.accepted[i].numbers[name] for name in names]) for i in ids])
         return (p / p.sum()) @ table
 
     def _enter(self, t: int) -> None:
@@ -162,7 +160,7 @@ class FlowerBackend(LocalBackend):
         known = self._answers.setdefault((kind, tuple(header.items())), {})
         headers = {i: header for i in ids.tolist() if i not in known}
         answers = self._ask(kind, headers, x, {}, vectors, numbers)
-        known |= {i: part(reply) for i, reply in answers.good.items()}
+        known |= {i: part(reply) for i, reply in answers.accepted.items()}
         if answers.refused or answers.late:
             raise UnresponsiveClients(torch.tensor(sorted(answers.refused | answers.late)))
         return [known[i] for i in ids.tolist()]
@@ -177,32 +175,32 @@ class FlowerBackend(LocalBackend):
         numbers: Sequence[str],
         dtype: torch.dtype | None = None,
         counted: bool = True,
-    ) -> Answers[Reply]:
+    ) -> Replies[Reply]:
         """Send x, to those who do not hold it, with what goes with it; replies of these vectors and numbers."""
-        model, terms, t = self.task.model, self._terms, self._round
+        model, policy, t = self.task.model, self._policy, self._round
         kept = self._holding if counted else set()
         rest = wire.pack(msg)
         whole = wire.pack({"x": x} | msg)
 
-        def judge(client: int, content: RecordDict) -> Reply:
+        def validate_reply(client: int, content: RecordDict) -> Reply:
             said = wire.header_up(kind, content)
             samples = int(self.task.data.sizes[client])
-            wire.check_equal(said, run=terms.run, round=t, client=client, samples=samples)
+            wire.check_equal(said, run=policy.run, round=t, client=client, samples=samples)
             reply = Reply(
                 wire.vectors_in(content, dict.fromkeys(vectors, (model.size,)), model.dtype),
                 wire.numbers_in(content, dict.fromkeys(numbers, (1,)), dtype or model.dtype),
             )
-            wire.check_finite(reply.vectors, terms.norm_bound)
+            wire.check_finite(reply.vectors, policy.norm_bound)
             wire.check_finite(reply.numbers)
             return reply
 
-        letters = {
-            i: wire.compose({"run": terms.run, "round": t, "client": i} | dict(header), rest if i in kept else whole)
+        requests = {
+            i: wire.compose({"run": policy.run, "round": t, "client": i} | dict(header), rest if i in kept else whole)
             for i, header in headers.items()
         }
-        answers = self._mail.collect(kind, letters, judge, terms.deadline, counted)
+        answers = self._collector.collect(kind, requests, validate_reply, policy.deadline, counted)
         if counted and any(header.get("keep") for header in headers.values()):
-            self._holding |= set(answers.good)
+            self._holding |= set(answers.accepted)
         return answers
 
 

@@ -1,8 +1,8 @@
-"""What a client keeps on its disk: its state after each of its last rounds, and the model of the current one.
+"""Client-side storage: the state after each of the client's last rounds, and the model of the current round.
 
-The server says which round a client last took part in, as far as it counts: a round that was abandoned, or that the
-server forgot because it was killed, has left a file here that nobody will ask for. So work may be done twice, and is
-then the same.
+Every request names the last committed round in which the client took part; the client starts from the state of that
+round. A round that the server abandoned, or lost because it was killed, leaves a file that is never requested. A
+client may therefore repeat a round, with the same result.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import Tensor
 from ..algorithm import Vectors
 from ..storage.files import replace_file
 
-RUN = re.compile(r"[0-9a-f]{32}")
-"""What runs are called."""
-_STALE = 3600.0
-"""Seconds after which nobody is still writing to a file."""
-_STATE = re.compile(r"state-(\d{1,9})\.safetensors")
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+"""Pattern of a run's id."""
+_STALE_AFTER = 3600.0
+"""Age in seconds from which a temporary file is taken to be left over from a killed process."""
+_STATE_FILE = re.compile(r"state-(\d{1,9})\.safetensors")
 
 
 class ClientFolder:
@@ -34,70 +34,83 @@ class ClientFolder:
     def __init__(self, root: Path, client: str, run: str) -> None:
         self._path, self._client, self._run = root / client / run, client, run
 
-    def state(self, last: int, initial: Vectors) -> Vectors:
-        """As the client left it in round `last`; `initial`, like which it must be, before its first."""
+    def load_state(self, last: int, initial: Vectors) -> Vectors:
+        """Read the client's state after round `last`.
+
+        Args:
+            last: The client's last committed round; negative before its first.
+            initial: The state before the first round. The stored state has the same names, shapes and dtypes.
+
+        Raises:
+            ValueError: If the file is missing, damaged, or belongs to another run, client or round.
+        """
         if last < 0 or not initial:
             return dict(initial)
-        return self._read(self._of_round(last), last, initial)
+        return self._read(self._state_path(last), last, initial)
 
-    def keep_state(self, t: int, last: int, own: Vectors) -> None:
-        """After work in round t that began from the state of round `last`."""
-        if not own:
+    def save_state(self, t: int, last: int, state: Vectors) -> None:
+        """Write the state after round t, which started from the state of round `last`, and delete older ones."""
+        if not state:
             return
-        self._write(self._of_round(t), t, own)
-        self._tidy()
-        kept = [last, *sorted(v for v in self._rounds() if v < last)[-1:]]  # the server may fall back a checkpoint
+        self._write(self._state_path(t), t, state)
+        self._remove_stale_files()
+        # The server falls back by one checkpoint if its last one is damaged.
+        kept = [last, *sorted(v for v in self._rounds() if v < last)[-1:]]
         for v in self._rounds():
             if v < t and v not in kept:
-                self._of_round(v).unlink(missing_ok=True)
+                self._state_path(v).unlink(missing_ok=True)
 
-    def model(self, t: int, like: Tensor) -> Tensor:
-        """x of round t, as it was received earlier in the round."""
+    def load_model(self, t: int, like: Tensor) -> Tensor:
+        """Read the model x of round t, which was received earlier in the round."""
         return self._read(self._path / "x.safetensors", t, {"x": like})["x"]
 
-    def keep_model(self, t: int, x: Tensor) -> None:
+    def save_model(self, t: int, x: Tensor) -> None:
         self._write(self._path / "x.safetensors", t, {"x": x})
 
-    def _of_round(self, t: int) -> Path:
+    def _state_path(self, t: int) -> Path:
         return self._path / f"state-{t}.safetensors"
 
     def _rounds(self) -> list[int]:
+        """Rounds with a state file."""
         with suppress(OSError):
-            found = [_STATE.fullmatch(path.name) for path in self._path.iterdir()]
-            return [int(match[1]) for match in found if match]
+            matches = [_STATE_FILE.fullmatch(path.name) for path in self._path.iterdir()]
+            return [int(match[1]) for match in matches if match]
         return []
 
-    def _tidy(self) -> None:
-        """Remove what killed processes have left half written."""
+    def _remove_stale_files(self) -> None:
+        """Delete incomplete files of processes that were killed while writing."""
         for path in self._path.glob(".*.partial"):
             with suppress(OSError):
-                if time() - path.stat().st_mtime > _STALE:
+                if time() - path.stat().st_mtime > _STALE_AFTER:
                     path.unlink()
 
     def _write(self, path: Path, t: int, tensors: Vectors) -> None:
-        held = {name: v.detach().cpu().contiguous() for name, v in tensors.items()}
-        facts = {"run": self._run, "client": self._client, "round": str(t), "sha256": _hash(held)}
+        content = {name: v.detach().cpu().contiguous() for name, v in tensors.items()}
+        metadata = {"run": self._run, "client": self._client, "round": str(t), "sha256": _hash(content)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A request that was sent twice may be worked on by two processes at a time.
-        replace_file(path, safetensors.torch.save(held, facts), writer=f".{os.getpid()}")
+        # Two processes can write at the same time if a request was sent twice.
+        replace_file(path, safetensors.torch.save(content, metadata), writer=f".{os.getpid()}")
 
     def _read(self, path: Path, t: int, like: Vectors) -> Vectors:
-        what = f"Cannot go on from round {t + 1} of run {self._run} because {path}"
+        failure = f"Cannot continue from round {t + 1} of run {self._run} because {path}"
         try:
             with safetensors.safe_open(path, "pt") as file:
-                facts = file.metadata() or {}
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:
-            raise ValueError(f"{what} is not there") from None
+            raise ValueError(f"{failure} does not exist") from None
         except (OSError, safetensors.SafetensorError) as error:
-            raise ValueError(f"{what} cannot be read: {error}") from None
+            raise ValueError(f"{failure} cannot be read: {error}") from None
         expected = {"run": self._run, "client": self._client, "round": str(t)}
-        if any(facts.get(name) != value for name, value in expected.items()):
-            raise ValueError(f"{what} belongs to something else")
-        right = {name: (v.shape, v.dtype) for name, v in like.items()}
-        if {name: (v.shape, v.dtype) for name, v in tensors.items()} != right or facts.get("sha256") != _hash(tensors):
-            raise ValueError(f"{what} is damaged")
+        if any(metadata.get(name) != value for name, value in expected.items()):
+            raise ValueError(f"{failure} belongs to another run, client or round")
+        if _layout(tensors) != _layout(like) or metadata.get("sha256") != _hash(tensors):
+            raise ValueError(f"{failure} is damaged")
         return {name: tensors[name].to(v.device) for name, v in like.items()}
+
+
+def _layout(tensors: Vectors) -> dict[str, tuple[object, object]]:
+    return {name: (v.shape, v.dtype) for name, v in tensors.items()}
 
 
 def _hash(tensors: Vectors) -> str:

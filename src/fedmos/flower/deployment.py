@@ -99,8 +99,8 @@ class Deployment:
         name: str = self.arguments["engine"]
         return "loop" if name == "auto" else name
 
-    def agreement(self, model: FlatModel) -> str:
-        """A hash of what a client must have in common with the server."""
+    def compatibility_hash(self, model: FlatModel) -> str:
+        """Hash of the options, model and fedmos version that every client must share with the server."""
         same = ("local_steps", "local_epochs", "batch_size", "weight_decay", "clip", "seed", "dtype", "precision")
         parts = (
             __version__,

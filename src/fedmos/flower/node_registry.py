@@ -1,4 +1,7 @@
-"""Which node is which client. Nodes are asked; clients keep the numbers that the configuration gives them."""
+"""Mapping from clients to the SuperNodes that serve them.
+
+Every new node is asked for its client's name. Clients keep the numbers that the configuration gives them.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from flwr.app import Message, RecordDict
 
 from ..core.formatting import format_value, one_line
 from . import wire
-from .reply_collector import Inbox, why
+from .channel import MessageChannel, permanent_error
 
 _log = logging.getLogger("fedmos")
 
-_MOST_SAMPLES = 2**40
-_PATIENCE = 60.0
-"""Seconds after which a node is asked again who it is."""
+_MAX_SAMPLES = 2**40
+_HELLO_TIMEOUT = 60.0
+"""Seconds after which an unanswered identification request is repeated."""
 
 
 class NodeSession(NamedTuple):
-    """A node since its last start."""
+    """A SuperNode since its last start."""
 
     node: int
     since: str
@@ -30,105 +33,123 @@ class NodeSession(NamedTuple):
 
 @dataclass
 class NodeRegistry:
-    """Clients and their nodes, as of the last look."""
+    """The connected SuperNodes and their clients, as of the last `refresh`."""
 
-    inbox: Inbox
+    channel: MessageChannel
     names: Sequence[str]
+    """Names of all clients, in the order of their numbers."""
     run: str
-    agreement: str
+    compatibility_hash: str
+    """Hash of the configuration, model and fedmos version that every client must share with the server."""
     samples: dict[int, int] = field(default_factory=dict)
-    """n_i of the clients of whom it is known."""
+    """Number of samples of each client, as far as known."""
 
     def __post_init__(self) -> None:
-        self._asked: dict[str, NodeSession] = {}
-        self._told: dict[NodeSession, int | None] = {}
-        """Who each node says it is; None if it cannot be used."""
-        self._seats: dict[int, NodeSession] = {}
-        self._seen = dict.fromkeys(range(len(self.names)), monotonic())
-        """When each client was last there, or else when the roster was begun."""
-        self._warned: set[tuple[NodeSession, int]] = set()
+        self._pending: dict[str, NodeSession] = {}
+        """Identification requests without a reply, by message id."""
+        self._identified: dict[NodeSession, int | None] = {}
+        """The client that each node reports; None for a refused node."""
+        self._sessions: dict[int, NodeSession] = {}
+        self._last_seen = dict.fromkeys(range(len(self.names)), monotonic())
+        """When each client was last connected; initially, when the registry was created."""
+        self._duplicates: set[tuple[NodeSession, int]] = set()
+        """Nodes that claim another node's client, and have been logged."""
 
-    def seat(self, client: int) -> NodeSession | None:
-        """Where a client is to be found; None while it is not there."""
-        return self._seats.get(client)
-
-    @property
-    def asking(self) -> bool:
-        """Whether somebody was asked who it is, and has not answered."""
-        return bool(self._asked)
+    def session(self, client: int) -> NodeSession | None:
+        """The node session of a client; None while the client is not connected."""
+        return self._sessions.get(client)
 
     @property
-    def present(self) -> set[int]:
-        return set(self._seats)
+    def identifying(self) -> bool:
+        """Whether identification requests are pending."""
+        return bool(self._pending)
 
-    def away(self, client: int) -> float:
-        """For how many seconds a client has not been there."""
-        return 0.0 if client in self._seats else monotonic() - self._seen[client]
+    @property
+    def connected(self) -> set[int]:
+        """The clients that are connected."""
+        return set(self._sessions)
 
-    def look(self) -> None:
-        """See who is there, and ask newcomers who they are."""
-        online = {NodeSession(node.node_id, node.last_activated_at) for node in self.inbox.grid.get_nodes()}
-        self._told = {seat: client for seat, client in self._told.items() if seat in online}
-        self._asked = {number: seat for number, seat in self._asked.items() if seat in online}
-        new = sorted(online - set(self._told) - set(self._asked.values()))
-        if new:
-            header = {"run": self.run, "round": -1, "client": -1}
-            letters = [Message(wire.compose(header), seat.node, wire.HELLO, ttl=_PATIENCE) for seat in new]
-            numbers = self.inbox.grid.push_messages(letters)
-            self._asked |= {number: seat for number, seat in zip(numbers, new, strict=True) if number}
-        for number, reply in self.inbox.pull(list(self._asked)):
-            seat = self._asked.pop(number)
-            if isinstance(reply, Message):
-                self._hear(seat, reply)
-            else:
-                self._refuse(seat, f"its answer cannot be put together: {reply}")
-        self._seats = self._seated()
-        self._seen |= dict.fromkeys(self._seats, monotonic())
+    def seconds_away(self, client: int) -> float:
+        """Seconds since a client was last connected; 0 while it is."""
+        return 0.0 if client in self._sessions else monotonic() - self._last_seen[client]
 
-    def _hear(self, seat: NodeSession, reply: Message) -> None:
-        if reply.has_error():
-            if (lasting := why(reply)) is not None:
-                self._refuse(seat, lasting)
-            return  # else it will be asked again
-        try:
-            if not reply.has_content():
-                raise wire.RefusedError("its answer is empty")
-            self._told[seat] = self._client(reply.content)
-        except wire.RefusedError as error:
-            self._refuse(seat, str(error))
+    def refresh(self) -> None:
+        """Query the grid for connected nodes, identify new ones, and assign nodes to clients."""
+        online = {NodeSession(node.node_id, node.last_activated_at) for node in self.channel.grid.get_nodes()}
+        self._identified = {session: client for session, client in self._identified.items() if session in online}
+        self._pending = {message_id: session for message_id, session in self._pending.items() if session in online}
+        self._request_identities(sorted(online - set(self._identified) - set(self._pending.values())))
+        for message_id, reply in self.channel.pull(list(self._pending)):
+            self._process_reply(self._pending.pop(message_id), reply)
+        self._sessions = self._assign_sessions()
+        self._last_seen |= dict.fromkeys(self._sessions, monotonic())
 
-    def _client(self, content: RecordDict) -> int:
-        """Who a node says it is."""
-        said = wire.header_up(wire.HELLO, content)
-        wire.check_equal(said, run=self.run, round=-1)
-        if said["name"] not in self.names:
-            raise wire.RefusedError(f"there is no client {format_value(said['name'])}")
-        client = list(self.names).index(said["name"])
-        wire.check_equal(said, client=client)
-        if said["agreement"] != self.agreement:
-            raise wire.RefusedError("its configuration, its model or its fedmos is another")
-        if not 1 <= said["samples"] <= _MOST_SAMPLES:
-            raise wire.RefusedError(f"it cannot have {said['samples']} samples")
-        wire.check_equal(said, samples=self.samples.setdefault(client, said["samples"]))
+    def _request_identities(self, sessions: Sequence[NodeSession]) -> None:
+        if not sessions:
+            return
+        header = {"run": self.run, "round": -1, "client": -1}
+        messages = [Message(wire.compose(header), session.node, wire.HELLO, ttl=_HELLO_TIMEOUT) for session in sessions]
+        message_ids = self.channel.push(messages)
+        self._pending |= {
+            message_id: session for message_id, session in zip(message_ids, sessions, strict=True) if message_id
+        }
+
+    def _process_reply(self, session: NodeSession, reply: Message | Exception) -> None:
+        """Note the client that a node reports, or refuse the node. After a transient error it is asked again."""
+        if isinstance(reply, Exception):
+            self._refuse(session, f"its reply cannot be decoded: {reply}")
+        elif reply.has_error():
+            if (reason := permanent_error(reply)) is not None:
+                self._refuse(session, reason)
+        elif not reply.has_content():
+            self._refuse(session, "its reply is empty")
+        else:
+            try:
+                self._identified[session] = self._identify(reply.content)
+            except wire.RefusedError as error:
+                self._refuse(session, str(error))
+
+    def _identify(self, content: RecordDict) -> int:
+        """Validate the reply to an identification request; returns the client's number."""
+        header = wire.header_up(wire.HELLO, content)
+        wire.check_equal(header, run=self.run, round=-1)
+        if header["name"] not in self.names:
+            raise wire.RefusedError(f"there is no client {format_value(header['name'])}")
+        client = list(self.names).index(header["name"])
+        wire.check_equal(header, client=client)
+        if header[wire.COMPATIBILITY_HASH] != self.compatibility_hash:
+            raise wire.RefusedError("its configuration, model or fedmos version differs from the server's")
+        if not 1 <= header["samples"] <= _MAX_SAMPLES:
+            raise wire.RefusedError(f"it cannot have {header['samples']} samples")
+        wire.check_equal(header, samples=self.samples.setdefault(client, header["samples"]))
         return client
 
-    def _refuse(self, seat: NodeSession, reason: str) -> None:
-        self._told[seat] = None
-        _log.warning("Refused node %d: %s", seat.node, one_line(reason, 500))
+    def _refuse(self, session: NodeSession, reason: str) -> None:
+        self._identified[session] = None
+        _log.warning("Refused node %d: %s", session.node, one_line(reason, 500))
 
-    def _seated(self) -> dict[int, NodeSession]:
-        """The node of each client: of several that claim to be one, who came first, for as long as it stays."""
+    def _assign_sessions(self) -> dict[int, NodeSession]:
+        """The node of each client. If several nodes claim a client, the first keeps it while it is connected."""
         claims: dict[int, list[NodeSession]] = {}
-        for seat, client in self._told.items():
+        for session, client in self._identified.items():
             if client is not None:
-                claims.setdefault(client, []).append(seat)
-        seats = {}
+                claims.setdefault(client, []).append(session)
+        assigned = {}
         for client, claiming in claims.items():
-            # The same node, started again, is listed once: its earlier start is no longer online.
-            seats[client] = self._seats[client] if self._seats.get(client) in claiming else claiming[0]
+            # A restarted node is listed once: its previous session is no longer online.
+            current = self._sessions.get(client)
+            assigned[client] = current if current is not None and current in claiming else claiming[0]
             for other in claiming:
-                if other != seats[client] and (other, client) not in self._warned:
-                    self._warned.add((other, client))
-                    first, name = seats[client].node, self.names[client]
-                    _log.warning("Node %d says it is client '%s', which node %d is already", other.node, name, first)
-        return seats
+                if other != assigned[client]:
+                    self._log_duplicate(other, client, assigned[client])
+        return assigned
+
+    def _log_duplicate(self, session: NodeSession, client: int, first: NodeSession) -> None:
+        if (session, client) not in self._duplicates:
+            self._duplicates.add((session, client))
+            _log.warning(
+                "Node %d claims to be client '%s', which node %d already serves",
+                session.node,
+                self.names[client],
+                first.node,
+            )

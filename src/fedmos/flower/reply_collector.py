@@ -1,236 +1,230 @@
-"""Messages to clients and back: sent, sent again to a node that was restarted, collected until a deadline.
+"""Requests to clients: sent, repeated for nodes that were restarted, and collected until a deadline.
 
-Flower's own `send_and_receive` looks for replies every three seconds, waits for all of them or none, and fails as a
-whole at a reply that it cannot put together.
+Flower's own `Grid.send_and_receive` polls every three seconds, waits for all replies or none, and fails as a whole
+when it cannot decode one reply.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-import httpx
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 from ..core.formatting import one_line
 from . import wire
-
-if TYPE_CHECKING:
-    from .node_registry import NodeRegistry, NodeSession
+from .channel import MessageChannel, permanent_error
+from .node_registry import NodeRegistry, NodeSession
 
 _log = logging.getLogger("fedmos")
 
-_LOOK = 1.0
-"""Seconds between looks at who is there."""
-_PATIENCE = 1.3
-"""By how much the pause between looks for replies grows while none comes."""
-_LASTING = {1: "its app cannot be loaded", 2: "its app failed", 6: "a mod failed", 7: "its app is damaged"}
-"""Flower's codes of errors that would come again; after others a request is repeated."""
+_REFRESH_INTERVAL = 1.0
+"""Seconds between two queries for the list of connected nodes."""
+_POLL_BACKOFF = 1.3
+"""Growth factor of the polling interval while no reply arrives."""
 
 T = TypeVar("T")
 
 
-class Answers(NamedTuple, Generic[T]):
-    """What came of a request to several clients."""
+class Replies(NamedTuple, Generic[T]):
+    """Result of a request to several clients."""
 
-    good: dict[int, T]
+    accepted: dict[int, T]
     refused: set[int]
-    """Whose reply cannot be used."""
+    """Clients whose reply is invalid."""
     late: set[int]
-    """Who did not answer in time."""
-
-
-class _Sent(NamedTuple):
-    client: int
-    seat: NodeSession
-
-
-class _Pause(NamedTuple):
-    """Before a request is repeated: each is twice as long as the last."""
-
-    seconds: float = 0.5
-    until: float = 0.0
-
-    def next(self) -> _Pause:
-        return _Pause(2 * self.seconds, monotonic() + self.seconds)
-
-    @property
-    def over(self) -> bool:
-        return monotonic() >= self.until
+    """Clients that did not reply before the deadline."""
 
 
 @dataclass
 class ReplyCollector:
-    """The server's correspondence."""
+    """Sends requests to clients, collects their replies, and counts the bytes of both."""
 
-    inbox: Inbox
-    roster: NodeRegistry
+    channel: MessageChannel
+    registry: NodeRegistry
     poll: float
+    """Seconds between two queries for replies."""
     rejoin: float
-    down: int = 0
-    """Bytes of vectors and numbers sent so far, where they count."""
-    up: int = 0
-    _looked: float = field(default=float("-inf"))
+    """Seconds to wait for a client whose node is disconnected."""
+    _bytes_down: int = 0
+    _bytes_up: int = 0
+    _refreshed: float = float("-inf")
 
     def collect(
         self,
         kind: str,
-        letters: Mapping[int, RecordDict],
-        judge: Callable[[int, RecordDict], T],
-        seconds: float,
+        requests: Mapping[int, RecordDict],
+        validate_reply: Callable[[int, RecordDict], T],
+        timeout: float,
         counted: bool = True,
-    ) -> Answers[T]:
-        """Send each client its letter, and give its reply to `judge`, which returns what it is worth or refuses it."""
-        began = monotonic()
-        answers: Answers[T] = Answers({}, set(), set())
-        open_, sent, pauses = set(letters), dict[str, _Sent](), dict[int, _Pause]()
+    ) -> Replies[T]:
+        """Send each client its request, and collect the replies.
+
+        Args:
+            kind: The message type, one of the constants of `wire`.
+            requests: The content of the request to each client.
+            validate_reply: Takes a client and the content of its reply, and returns the decoded reply. Raises
+                `wire.RefusedError` if the reply is invalid.
+            timeout: Seconds to wait for replies.
+            counted: Whether the bytes of requests and replies are part of the run's traffic.
+        """
+        exchange = _Exchange(kind, requests, validate_reply, monotonic() + timeout, counted)
         pause = self.poll
-        while open_ and monotonic() - began < seconds:
-            self.look()
-            ready = {client for client in open_ if client not in pauses or pauses[client].over}
-            self._send(kind, {i: letters[i] for i in ready}, sent, began + seconds - monotonic(), counted)
-            replies = self.inbox.pull(list(sent))
-            for number, reply in replies:
-                client, seat = sent.pop(number)
-                if client not in open_:
-                    continue
-                verdict = self._verdict(client, seat, reply, judge, answers.good, counted)
-                if verdict is None:  # to be sent again, after a while
-                    pauses[client] = pauses.get(client, _Pause()).next()
-                    continue
-                open_.discard(client)
-                if verdict:
-                    answers.refused.add(client)
-                    self._say_refused(client, seat, letters[client], verdict)
-            waiting = {client for client, _ in sent.values()}
-            if all(client not in waiting and self.roster.away(client) > self.rejoin for client in open_):
+        while exchange.open and monotonic() < exchange.deadline:
+            self.refresh_nodes()
+            self._send(exchange)
+            received = self._receive(exchange)
+            if self._finished(exchange):
                 break
-            pause = self.poll if replies else min(_PATIENCE * pause, max(self.poll, _LOOK))
-            if open_:
-                sleep(pause)
-        answers.late.update(open_)
-        for client in sorted(open_):
-            _log.warning("Client '%s' did not answer in time (%s)", self.roster.names[client], kind)
-        return answers
+            pause = self.poll if received else min(_POLL_BACKOFF * pause, max(self.poll, _REFRESH_INTERVAL))
+            sleep(pause)
+        exchange.replies.late.update(exchange.open)
+        for client in sorted(exchange.open):
+            _log.warning("Client '%s' did not reply in time (%s)", self.registry.names[client], kind)
+        return exchange.replies
 
-    def look(self) -> None:
-        """See who is there; not too often, unless newcomers are about to say who they are."""
-        if monotonic() - self._looked >= _LOOK or self.roster.asking:
-            self.roster.look()
-            self._looked = monotonic()
+    def refresh_nodes(self) -> None:
+        """Update the registry: once per interval, or at every call while nodes are being identified."""
+        if monotonic() - self._refreshed >= _REFRESH_INTERVAL or self.registry.identifying:
+            self.registry.refresh()
+            self._refreshed = monotonic()
 
-    def _send(
-        self,
-        kind: str,
-        letters: Mapping[int, RecordDict],
-        sent: dict[str, _Sent],
-        ttl: float,
-        counted: bool,
-    ) -> None:
-        """To everyone who is there and has not got it since its node was started."""
-        under_way = set(sent.values())
-        going = [
-            _Sent(client, seat)
-            for client in sorted(letters)
-            if (seat := self.roster.seat(client)) is not None and _Sent(client, seat) not in under_way
+    def take_traffic(self) -> tuple[int, int]:
+        """Return the counted bytes sent and received since the last call."""
+        traffic = self._bytes_down, self._bytes_up
+        self._bytes_down = self._bytes_up = 0
+        return traffic
+
+    def _send(self, exchange: _Exchange[T]) -> None:
+        """Send the requests that are due: to connected clients whose current session has not received them."""
+        pending = set(exchange.pending.values())
+        due = [
+            _Delivery(client, session)
+            for client in sorted(exchange.ready())
+            if (session := self.registry.session(client)) is not None and _Delivery(client, session) not in pending
         ]
-        if not going:
+        if not due:
             return
-        messages = [Message(letters[client], seat.node, kind, ttl=max(1.0, ttl)) for client, seat in going]
-        for number, one in zip(self.inbox.grid.push_messages(messages), going, strict=True):
-            if number:
-                sent[number] = one
-                self.down += counted * wire.payload(letters[one.client])
+        ttl = max(1.0, exchange.deadline - monotonic())
+        messages = [Message(exchange.requests[to.client], to.session.node, exchange.kind, ttl=ttl) for to in due]
+        for message_id, delivery in zip(self.channel.push(messages), due, strict=True):
+            if message_id:
+                exchange.pending[message_id] = delivery
+                self._bytes_down += exchange.counted * wire.payload(exchange.requests[delivery.client])
 
-    def _verdict(
-        self,
-        client: int,
-        seat: NodeSession,
-        reply: Message | Exception,
-        judge: Callable[[int, RecordDict], T],
-        good: dict[int, T],
-        counted: bool,
-    ) -> str | None:
-        """Empty if the reply is good, why it is refused, or None if the request is to be repeated."""
+    def _receive(self, exchange: _Exchange[T]) -> int:
+        """Process the replies that have arrived; returns their number."""
+        pulled = self.channel.pull(list(exchange.pending))
+        for message_id, reply in pulled:
+            delivery = exchange.pending.pop(message_id)
+            if delivery.client in exchange.open:
+                outcome = self._classify(delivery, reply, exchange)
+                exchange.record(delivery.client, outcome)
+                if isinstance(outcome, _Refused):
+                    self._log_refusal(delivery, exchange, outcome.reason)
+        return len(pulled)
+
+    def _classify(
+        self, delivery: _Delivery, reply: Message | Exception, exchange: _Exchange[T]
+    ) -> _Accepted[T] | _Refused | _Retry:
+        """Decide whether a reply is accepted, refused, or whether its request is repeated."""
         if isinstance(reply, Exception):
-            return f"it cannot be put together: {reply}"
+            return _Refused(f"it cannot be decoded: {reply}")
         if reply.has_error():
-            return why(reply)
+            reason = permanent_error(reply)
+            return _Retry() if reason is None else _Refused(reason)
         if not reply.has_content():
-            return "it is empty"
-        self.up += counted * wire.payload(reply.content)
+            return _Refused("it is empty")
+        self._bytes_up += exchange.counted * wire.payload(reply.content)
+        if reply.metadata.src_node_id != delivery.session.node:
+            return _Refused(f"it comes from node {reply.metadata.src_node_id}")
         try:
-            if reply.metadata.src_node_id != seat.node:
-                raise wire.RefusedError(f"it comes from node {reply.metadata.src_node_id}")
-            good[client] = judge(client, reply.content)
+            return _Accepted(exchange.validate_reply(delivery.client, reply.content))
         except wire.RefusedError as error:
-            return str(error)
-        return ""
+            return _Refused(str(error))
 
-    def _say_refused(self, client: int, seat: NodeSession, letter: RecordDict, reason: str) -> None:
+    def _finished(self, exchange: _Exchange[T]) -> bool:
+        """Whether every open client, if any, has been away for longer than `rejoin` and has no request pending."""
+        pending = {delivery.client for delivery in exchange.pending.values()}
+        return all(
+            client not in pending and self.registry.seconds_away(client) > self.rejoin for client in exchange.open
+        )
+
+    def _log_refusal(self, delivery: _Delivery, exchange: _Exchange[T], reason: str) -> None:
         _log.warning(
             "Refused the reply of client '%s' (node %d) in round %d: %s",
-            self.roster.names[client],
-            seat.node,
-            wire.round_of(letter) + 1,
+            self.registry.names[delivery.client],
+            delivery.session.node,
+            wire.round_of(exchange.requests[delivery.client]) + 1,
             one_line(reason, 500),
         )
 
 
+class _Delivery(NamedTuple):
+    """The recipient of a request."""
+
+    client: int
+    session: NodeSession
+
+
+class _Accepted(NamedTuple, Generic[T]):
+    value: T
+
+
+class _Refused(NamedTuple):
+    reason: str
+
+
+class _Retry(NamedTuple):
+    """The request failed for a reason that can pass; repeat it."""
+
+
+class _RetryDelay(NamedTuple):
+    """Pause before a request is repeated; doubles with every retry."""
+
+    seconds: float = 0.5
+    until: float = 0.0
+
+    def next(self) -> _RetryDelay:
+        return _RetryDelay(2 * self.seconds, monotonic() + self.seconds)
+
+    @property
+    def elapsed(self) -> bool:
+        return monotonic() >= self.until
+
+
 @dataclass
-class Inbox:
-    """Where replies arrive.
+class _Exchange(Generic[T]):
+    """State of one call of `ReplyCollector.collect`."""
 
-    All that is there is taken at once, until one of the replies cannot be put together. Flower does not say whose that
-    was, and those that came with it are lost and asked for again; from then on they are taken one by one.
-    """
+    kind: str
+    requests: Mapping[int, RecordDict]
+    validate_reply: Callable[[int, RecordDict], T]
+    deadline: float
+    counted: bool
+    open: set[int] = field(init=False)
+    """Clients without an accepted or refused reply."""
+    pending: dict[str, _Delivery] = field(default_factory=dict)
+    """Requests without a reply, by message id."""
+    delays: dict[int, _RetryDelay] = field(default_factory=dict)
+    replies: Replies[T] = field(default_factory=lambda: Replies({}, set(), set()))
 
-    grid: Grid
-    apart: bool = False
+    def __post_init__(self) -> None:
+        self.open = set(self.requests)
 
-    def pull(self, numbers: Sequence[str]) -> list[tuple[str, Message | Exception]]:
-        """Replies that are there, or what was wrong with them, with the numbers of what they reply to."""
-        if not numbers:
-            return []
-        if self.apart:
-            return [found for number in numbers for found in self._pull_one(number)]
-        try:
-            replies = {reply.metadata.reply_to_message_id: reply for reply in self.grid.pull_messages(numbers)}
-        except httpx.HTTPError:
-            raise
-        except Exception as error:  # what a client sent is no message, and fails in whatever way
-            _log.warning("A reply cannot be put together, so they are taken one by one from now on: %s", error)
-            self.apart = True
-            return []
-        known = {number: reply for number, reply in replies.items() if number in numbers}
-        if len(known) < len(replies):  # who says to reply to something else is found out one by one
-            self.apart = True
-        return list(known.items())
+    def ready(self) -> set[int]:
+        """Open clients that are not waiting for a retry."""
+        return {client for client in self.open if client not in self.delays or self.delays[client].elapsed}
 
-    def _pull_one(self, number: str) -> list[tuple[str, Message | Exception]]:
-        try:
-            replies = list(self.grid.pull_messages([number]))[:1]
-        except httpx.HTTPError:
-            raise
-        except Exception as error:
-            return [(number, error)]
-        return [(number, reply if _replies_to(reply, number) else ValueError(_STRAY)) for reply in replies]
-
-
-_STRAY = "it says that it replies to something else"
-
-
-def _replies_to(reply: Message, number: str) -> bool:
-    return bool(reply.metadata.reply_to_message_id == number)
-
-
-def why(reply: Message) -> str | None:
-    """What Flower says is wrong, if that will stay so; None if it is worth another try."""
-    error = reply.error
-    if error.code not in _LASTING:
-        return None
-    return f"{_LASTING[error.code]}: {one_line(error.reason or 'no reason given', 400)}"
+    def record(self, client: int, outcome: _Accepted[T] | _Refused | _Retry) -> None:
+        if isinstance(outcome, _Retry):
+            self.delays[client] = self.delays.get(client, _RetryDelay()).next()
+            return
+        self.open.discard(client)
+        if isinstance(outcome, _Refused):
+            self.replies.refused.add(client)
+        else:
+            self.replies.accepted[client] = outcome.value

@@ -1,13 +1,10 @@
-"""The server's side: the simulator's own rounds, with clients that are asked in messages."""
+"""The Flower app of the server: executes the rounds of a simulation with clients behind a Flower grid."""
 
 from __future__ import annotations
 
-import json
 import logging
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -27,33 +24,44 @@ from ..run.result import Result
 from ..run.run import Run
 from ..run.settings import find_device
 from ..storage import RunFolder
-from ..storage.files import replace_file
 from .backend import FlowerBackend, ReplyPolicy
-from .client_folder import RUN
+from .channel import MessageChannel
 from .deployment import Deployment, Given, reported_data, server_part
+from .manifest import DeploymentManifest
 from .node_registry import NodeRegistry
-from .reply_collector import Inbox, ReplyCollector
+from .reply_collector import ReplyCollector
 
 _log = logging.getLogger("fedmos")
 
-_DEADLINE = 600.0
-"""Seconds for a request to clients where no deadline is given."""
+_DEFAULT_DEADLINE = 600.0
+"""Seconds that clients have to reply to a request if the run has no deadline."""
 
 
 def server_app(config: Given, *, test: tuple[Any, Any] | None = None) -> ServerApp:
-    """The Flower app of the server.
+    """Create the Flower app that runs on the server.
+
+    The run folder is `out` in the configuration or in Flower's run configuration. If the app is started again with the
+    same folder, the run continues after the last committed round.
 
     Args:
-        config: the path of a configuration as for `fedmos run`, a `RunConfig`, or a mapping of `fm.run`'s arguments
-            and "deploy", a `Deploy`.
-        test: samples to evaluate on, (x, y), where the configuration holds no data.
+        config: The path of a configuration file, a `RunConfig`, or a mapping of `fm.run`'s arguments, with an optional
+            entry "deploy" that holds a `Deploy`.
+        test: Samples to evaluate the model on, (x, y). Required if the configuration has no data.
 
-    The run's folder is the configuration's `out`, or `out` in Flower's run configuration. Started again with the same
-    folder, the server goes on after the last round that counts.
+    Returns:
+        A Flower `ServerApp`. It raises `ValueError` when it is started if the configuration is invalid or names no run
+        folder.
+
+    Example:
+        A file `server_app.py`, named in the `pyproject.toml` of a Flower app::
+
+            from fedmos.flower import server_app
+
+            app = server_app("run.toml")
     """
 
     def main(grid: Grid, context: Context) -> None:
-        with _shown_by_flower():
+        with _log_through_flower():
             serve(grid, Deployment.of(config), context.run_config.get("out"), test)
 
     app = ServerApp()
@@ -62,148 +70,122 @@ def server_app(config: Given, *, test: tuple[Any, Any] | None = None) -> ServerA
 
 
 def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, Any] | None = None) -> Result:
-    """A whole run over the clients of a grid."""
+    """Execute a whole run with the clients of a Flower grid."""
     given, deploy = deployment.arguments, deployment.deploy
     folder = out or given["out"]
     if not folder:
         raise ValueError("server_app: 'out' must be a folder, in the configuration or in Flower's run configuration")
     _check_target(given["target"], deploy.train_metrics)
     check_declaration(given["algorithm"])
-    ledger = DeploymentManifest.read(Path(folder), deployment)
-    model = FlatModel(given["model"], find_device(given["device"]), given["dtype"], given["precision"])
-    inbox, samples = Inbox(grid), dict(enumerate(ledger.samples))
-    roster = NodeRegistry(inbox, deployment.names, ledger.run, deployment.agreement(model), samples)
-    mail = ReplyCollector(inbox, roster, deploy.poll, deploy.rejoin)
-    _wait(mail, len(deployment.names), deploy.wait)
-    data = _data(deployment, roster, test)
-    system = given["system"]
-    terms = ReplyPolicy(
-        run=ledger.run,
-        deadline=_DEADLINE if system is None or system.deadline is None else system.deadline,
-        norm_bound=deploy.norm_bound,
-        reports=given["selection"].reports,
-        train_metrics=deploy.train_metrics,
-    )
+    known_sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
+    manifest = DeploymentManifest.load_or_create(Path(folder), known_sizes)
+    collector = _connect(grid, deployment, manifest)
+    _wait_for_clients(collector, deploy.wait)
+    data = _server_data(deployment, collector.registry, test)
+    policy = _reply_policy(deployment, manifest.run)
 
     def make_backend(task: Task, algorithm: Algorithm, plan: ExecutionPlan) -> FlowerBackend:
-        return FlowerBackend(task, algorithm, plan, mail, terms)
+        return FlowerBackend(task, algorithm, plan, collector, policy)
 
+    manifest = DeploymentManifest(manifest.run, data.sizes.tolist())
     changes = {
         "data": data,
         "engine": deployment.engine,
         "out": RunFolder(folder, deployment.config),
         "resume": True,
         "checkpoint_every": 1,
-        "callbacks": [
-            *given["callbacks"],
-            _Announcer(DeploymentManifest(ledger.run, data.sizes.tolist()), Path(folder)),
-        ],
+        "callbacks": [*given["callbacks"], _DeploymentCallback(manifest, Path(folder))],
     }
     return Run(**{**given, **changes}, make_backend=make_backend).play()
 
 
-@dataclass(frozen=True)
-class DeploymentManifest:
-    """What a server started again must know before it reads a checkpoint: the file deployment.json."""
-
-    run: str
-    """What clients keep their state under."""
-    samples: list[int]
-    """n_i, where they are known."""
-
-    @classmethod
-    def read(cls, folder: Path, deployment: Deployment) -> DeploymentManifest:
-        sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
-        path = folder / "deployment.json"
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError:
-            if any((folder / "checkpoints").glob("[0-9]*")):
-                raise ValueError(
-                    f"Cannot go on with the run in {folder} because it is no deployment's; use a new folder"
-                ) from None
-            return cls(secrets.token_hex(16), sizes)
-        except ValueError:
-            found = None
-        if not _is_ledger(found):
-            raise ValueError(f"Cannot go on with the run in {folder} because {path} is damaged; use a new folder")
-        return cls(found["run"], found["samples"])
-
-    def write(self, folder: Path) -> None:
-        replace_file(folder / "deployment.json", json.dumps({"run": self.run, "samples": self.samples}).encode())
+def _connect(grid: Grid, deployment: Deployment, manifest: DeploymentManifest) -> ReplyCollector:
+    """Set up the exchange of messages with the clients of a grid."""
+    given, deploy = deployment.arguments, deployment.deploy
+    model = FlatModel(given["model"], find_device(given["device"]), given["dtype"], given["precision"])
+    channel = MessageChannel(grid)
+    registry = NodeRegistry(
+        channel,
+        deployment.names,
+        manifest.run,
+        deployment.compatibility_hash(model),
+        dict(enumerate(manifest.samples)),
+    )
+    return ReplyCollector(channel, registry, deploy.poll, deploy.rejoin)
 
 
-def _is_ledger(found: Any) -> bool:
-    if not isinstance(found, dict) or set(found) != {"run", "samples"} or not isinstance(found["samples"], list):
-        return False
-    return (
-        isinstance(found["run"], str)
-        and RUN.fullmatch(found["run"]) is not None
-        and all(type(n) is int and n > 0 for n in found["samples"])
+def _reply_policy(deployment: Deployment, run: str) -> ReplyPolicy:
+    given, deploy = deployment.arguments, deployment.deploy
+    system = given["system"]
+    return ReplyPolicy(
+        run=run,
+        deadline=_DEFAULT_DEADLINE if system is None or system.deadline is None else system.deadline,
+        norm_bound=deploy.norm_bound,
+        reports=given["selection"].reports,
+        train_metrics=deploy.train_metrics,
     )
 
 
-class _Announcer(Callback):
-    """Notes the run once its folder is ours, and says how it goes."""
+class _DeploymentCallback(Callback):
+    """Writes the manifest when the run starts, and logs every round."""
 
-    def __init__(self, ledger: DeploymentManifest, folder: Path) -> None:
-        self._ledger, self._folder = ledger, folder
+    def __init__(self, manifest: DeploymentManifest, folder: Path) -> None:
+        self._manifest, self._folder = manifest, folder
 
     def on_start(self, rounds: int, done: int) -> None:
-        self._ledger.write(self._folder)
+        self._manifest.write(self._folder)  # not earlier: the run folder is locked now
 
     def on_round(self, record: Record) -> None:
         metrics = {name: getattr(record, name) for name in ("accuracy", "test_loss", "train_loss")}
-        said = "".join(f", {name} {value:.4g}" for name, value in metrics.items() if value is not None)
-        _log.info("Round %d: %d clients, %.1f s%s", record.round, len(record.cohort), record.seconds, said)
+        values = "".join(f", {name} {value:.4g}" for name, value in metrics.items() if value is not None)
+        _log.info("Round %d: %d clients, %.1f s%s", record.round, len(record.cohort), record.seconds, values)
         if record.abandoned:
             _log.warning(
-                "Round %d is abandoned because too few of its %d clients sent an update that can be used; "
-                "the model stays as it was",
+                "Round %d is abandoned because too few of its %d clients sent a valid update; the model is unchanged",
                 record.round,
                 len(record.cohort),
             )
 
 
-def _wait(mail: ReplyCollector, N: int, seconds: float) -> None:
-    """Until all clients are there, or for as long as that."""
-    began = monotonic()
+def _wait_for_clients(collector: ReplyCollector, seconds: float) -> None:
+    """Wait until all clients are connected, at most for `seconds`."""
+    started, registry = monotonic(), collector.registry
     while True:
-        mail.look()
-        missing = set(range(N)) - mail.roster.present
+        collector.refresh_nodes()
+        missing = set(range(len(registry.names))) - registry.connected
         if not missing:
             return
-        if monotonic() - began > seconds:
-            names = ", ".join(mail.roster.names[i] for i in sorted(missing)[:20])
-            _log.warning("Begins without %d of %d clients: %s", len(missing), N, names)
+        if monotonic() - started > seconds:
+            names = ", ".join(registry.names[i] for i in sorted(missing)[:20])
+            _log.warning("Starting without %d of %d clients: %s", len(missing), len(registry.names), names)
             return
-        sleep(mail.poll)
+        sleep(collector.poll)
 
 
-def _data(deployment: Deployment, roster: NodeRegistry, test: tuple[Any, Any] | None) -> FederatedData:
-    """The federation as the server knows it."""
+def _server_data(deployment: Deployment, registry: NodeRegistry, test: tuple[Any, Any] | None) -> FederatedData:
+    """The federation as the server sees it: the clients' sizes and the test set."""
     if deployment.data is not None:
         return server_part(deployment.data)
     if test is None:
         raise ValueError("server_app: 'test' must be given where the configuration holds no data")
-    missing = [name for i, name in enumerate(deployment.names) if i not in roster.samples]
+    missing = [name for i, name in enumerate(deployment.names) if i not in registry.samples]
     if missing:
         raise ValueError(
-            f"Cannot begin because it is not known how many samples these clients have: {', '.join(missing[:20])}; "
-            "start them once, or use a longer 'wait'"
+            f"Cannot start because the number of samples of these clients is unknown: {', '.join(missing[:20])}; "
+            "connect them once, or use a longer 'wait'"
         )
-    return reported_data([roster.samples[i] for i in range(len(deployment.names))], test)
+    return reported_data([registry.samples[i] for i in range(len(deployment.names))], test)
 
 
 def _check_target(target: Any, train_metrics: bool) -> None:
-    asked = [name for name in target or {} if str(name).startswith("train_")]
-    if asked and not train_metrics:
-        raise ValueError(f"Cannot stop at {asked[0]} because clients are not asked for it; use train_metrics = true")
+    training = [name for name in target or {} if str(name).startswith("train_")]
+    if training and not train_metrics:
+        raise ValueError(f"Cannot stop at {training[0]} because clients do not report it; use train_metrics = true")
 
 
 @contextmanager
-def _shown_by_flower() -> Iterator[None]:
-    """Our messages where Flower's own appear."""
+def _log_through_flower() -> Iterator[None]:
+    """Send the log messages of fedmos to the handlers of Flower's logger."""
     handlers, level = list(logging.getLogger("flwr").handlers), _log.level
     for handler in handlers:
         _log.addHandler(handler)

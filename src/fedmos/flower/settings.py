@@ -1,4 +1,4 @@
-"""What a deployment needs to know beside the run."""
+"""The options of a deployment beyond those of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..core.validation import LARGE, Rule, boolean, check, none, positive
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-"""What clients may be called: their names are those of folders, too."""
+"""Pattern of a client's name, which is also the name of its folder."""
 
 
 def _are_names(v: object) -> bool:
@@ -24,23 +24,35 @@ _DAY = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Deploy:
-    """The table `[deploy]` of a configuration.
+    """Options of a deployment; the table `[deploy]` of a configuration.
 
-    Deadline, quorum and over-selection are those of `fedmos.System`, with a deadline in real seconds.
+    Deadline, quorum and over-selection are fields of `fedmos.System`; in a deployment, its deadline is in real seconds.
+
+    Args:
+        clients: Names of the clients, in the order of their numbers. Defaults to the names in the federated data, or
+            else to "0", "1", and so on.
+        wait: Seconds that the server waits for all clients before the first round.
+        rejoin: Seconds that the server waits for a client whose node is disconnected. After that, the client counts as
+            late in every round until it reconnects.
+        poll: Seconds between the server's queries for replies; grows while no reply arrives.
+        norm_bound: Refuse a reply that contains a vector with a larger Euclidean norm.
+        train_metrics: Whether to query every client for its training metrics when the model is evaluated.
+
+    Raises:
+        ValueError: If an option has an invalid value.
+
+    Example:
+        >>> from fedmos.flower import Deploy
+        >>> Deploy(clients=["hospital-a", "hospital-b"], norm_bound=100.0).rejoin
+        60.0
     """
 
     clients: Sequence[str] | None = None
-    """Their names, in the order of their numbers; by default the federation's, or else the numbers."""
     wait: float = 120.0
-    """Seconds the server waits for all clients before the first round."""
     rejoin: float = 60.0
-    """Seconds after which a client whose node is gone is no longer waited for, until it is back."""
     poll: float = 0.1
-    """Seconds between looks for replies."""
     norm_bound: float | None = None
-    """Refuse a reply with a vector of a larger norm."""
     train_metrics: bool = False
-    """Whether to ask every client for its training loss whenever the model is evaluated."""
 
     def __post_init__(self) -> None:
         check(

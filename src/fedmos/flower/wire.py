@@ -1,12 +1,13 @@
-"""What travels: a header of plain values, and vectors and numbers as the raw bytes of the run's dtype.
+"""The message format: a header of plain values, and vectors and numbers as the raw bytes of the run's dtype.
 
-Nothing that arrives is deserialised by name: an array is accepted if its declared type, shape and length are the
-expected ones, and then its bytes are the numbers. So there are as many bytes on the wire as the algorithm declares.
+Received arrays are never deserialised by their declared type. An array is accepted only if its type, shape and length
+are the expected ones; its bytes are then read as numbers. The number of bytes sent is the number that the algorithm
+declares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from ..core.formatting import format_value, one_line
 
 PROTOCOL = 1
 RAW = "fedmos.raw"
-"""How arrays are serialised: little-endian numbers, and nothing else."""
+"""The serialisation type of arrays: little-endian numbers without a header."""
 
 HELLO, LOSSES, GRADIENTS = "query.hello", "query.losses", "query.gradients"
 PREPARE, TRAIN, EVALUATE = "train.prepare", "train.work", "evaluate.loss"
+
+COMPATIBILITY_HASH = "agreement"
+"""Header field of the compatibility hash; its name is part of protocol 1."""
 
 _COMMON = {"protocol": int, "run": str, "round": int, "client": int}
 _JOB = {
@@ -44,9 +48,9 @@ _DOWN: dict[str, dict[str, type]] = {
     TRAIN: _JOB,
     EVALUATE: {},
 }
-"""What the server says of a request, beside what all messages say."""
+"""Header fields of each kind of request, in addition to `_COMMON`."""
 _UP: dict[str, type] = {"samples": int}
-_HELLO_UP: dict[str, type] = {"samples": int, "name": str, "agreement": str}
+_HELLO_UP: dict[str, type] = {"samples": int, "name": str, COMPATIBILITY_HASH: str}
 
 _HEADER, _VECTORS, _NUMBERS = "fedmos", "vectors", "numbers"
 
@@ -54,23 +58,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class RefusedError(ValueError):
-    """A message that cannot be used, and why."""
+    """A received message is invalid; the text gives the reason."""
 
 
 def header_down(kind: str, content: RecordDict) -> dict[str, Any]:
-    """What a request says."""
+    """Validate and return the header of a request."""
     return _header(content, _COMMON | _DOWN[kind])
 
 
 def header_up(kind: str, content: RecordDict) -> dict[str, Any]:
-    """What a reply says."""
+    """Validate and return the header of a reply."""
     return _header(content, _COMMON | (_HELLO_UP if kind == HELLO else _UP))
 
 
 def compose(
     header: Mapping[str, Any], vectors: ArrayRecord | None = None, numbers: ArrayRecord | None = None
 ) -> RecordDict:
-    """A message's content; records that hold nothing are left out."""
+    """Build the content of a message; empty records are omitted."""
     content = RecordDict({_HEADER: ConfigRecord({"protocol": PROTOCOL} | dict(header))})
     for key, record in ((_VECTORS, vectors), (_NUMBERS, numbers)):
         if record is not None and len(record):
@@ -79,42 +83,45 @@ def compose(
 
 
 def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as they travel."""
+    """Serialise named tensors."""
     arrays = {}
     for name, v in tensors.items():
-        a = v.detach().cpu().contiguous().numpy()
-        little = a.astype(a.dtype.newbyteorder("<"), copy=False)
-        arrays[name] = Array(dtype=_name(v.dtype), shape=tuple(v.shape), stype=RAW, data=little.tobytes())
+        values = v.detach().cpu().contiguous().numpy()
+        little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        arrays[name] = Array(dtype=_dtype_name(v.dtype), shape=tuple(v.shape), stype=RAW, data=little_endian.tobytes())
     return ArrayRecord(arrays)
 
 
 def vectors_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype) -> Vectors:
+    """Validate and deserialise the vectors of a message: exactly those in `shapes`."""
     return _tensors(content, _VECTORS, shapes, dtype)
 
 
 def numbers_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype) -> Vectors:
+    """Validate and deserialise the numbers of a message: exactly those in `shapes`."""
     return _tensors(content, _NUMBERS, shapes, dtype)
 
 
 def round_of(content: RecordDict) -> int:
-    """The round of a message of our own."""
+    """Return the round of a message that this process composed."""
     header: Any = content[_HEADER]
     return int(header["round"])
 
 
 def names_in(content: RecordDict) -> set[str]:
-    """The names of the vectors that came."""
+    """Return the names of the vectors in a message."""
     record = content.get(_VECTORS)
     return set(record) if isinstance(record, ArrayRecord) else set()
 
 
 def payload(content: RecordDict) -> int:
-    """Bytes of vectors and numbers."""
+    """Return the number of bytes of a message's vectors and numbers."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     return sum(len(array.data) for record in records for array in record.values())
 
 
 def check_finite(tensors: Vectors, norm_bound: float | None = None) -> None:
+    """Refuse tensors with a non-finite value, or with a norm over the bound."""
     for name, v in tensors.items():
         if not bool(v.isfinite().all()):
             raise RefusedError(f"'{name}' is not finite")
@@ -122,28 +129,28 @@ def check_finite(tensors: Vectors, norm_bound: float | None = None) -> None:
             raise RefusedError(f"'{name}' has a norm of {norm:.4g}, over the bound of {norm_bound:.4g}")
 
 
-def check_equal(found: Mapping[str, Any], **expected: Any) -> None:
-    """Hold a header to what it must say."""
+def check_equal(header: Mapping[str, Any], **expected: Any) -> None:
+    """Refuse a header whose fields differ from the expected values."""
     for name, value in expected.items():
-        if found[name] != value:
-            raise RefusedError(f"its '{name}' is {format_value(found[name])} instead of {format_value(value)}")
+        if header[name] != value:
+            raise RefusedError(f"its '{name}' is {format_value(header[name])} instead of {format_value(value)}")
 
 
 def _header(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
     unknown = set(content) - {_HEADER, _VECTORS, _NUMBERS}
     if unknown:
-        raise RefusedError(f"it has records of unknown names: {_listed(unknown)}")
+        raise RefusedError(f"it has records of unknown names: {_join(unknown)}")
     record = content.get(_HEADER)
     if not isinstance(record, ConfigRecord):
         raise RefusedError("it has no header")
     if set(record) != set(fields):
-        raise RefusedError(f"its header has the fields {_listed(record)} instead of {_listed(fields)}")
+        raise RefusedError(f"its header has the fields {_join(record)} instead of {_join(fields)}")
     for name, kind in fields.items():
         if type(record[name]) is not kind:
             raise RefusedError(f"'{name}' in its header must be {kind.__name__}, got {format_value(record[name])}")
     if record["protocol"] != PROTOCOL:
-        spoken = format_value(record["protocol"])
-        raise RefusedError(f"it speaks protocol {spoken} and not {PROTOCOL}; use one fedmos everywhere")
+        version = format_value(record["protocol"])
+        raise RefusedError(f"it uses protocol {version} instead of {PROTOCOL}; use the same fedmos version everywhere")
     return dict(record)
 
 
@@ -152,29 +159,29 @@ def _tensors(content: RecordDict, key: str, shapes: Shapes, dtype: torch.dtype) 
     if not isinstance(record, ArrayRecord):
         raise RefusedError(f"'{key}' must be arrays, got {type(record).__name__}")
     if set(record) != set(shapes):
-        raise RefusedError(f"its {key} are {_listed(record)} instead of {_listed(shapes)}")
+        raise RefusedError(f"its {key} are {_join(record)} instead of {_join(shapes)}")
     return {name: _tensor(name, record[name], shape, dtype) for name, shape in shapes.items()}
 
 
 def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    for what, found, expected in (
+    for relation, actual, expected in (
         ("serialised as", array.stype, RAW),
-        ("of dtype", array.dtype, _name(dtype)),
+        ("of dtype", array.dtype, _dtype_name(dtype)),
         ("of shape", tuple(array.shape), shape),
     ):
-        if found != expected:
-            raise RefusedError(f"'{name}' must be {what} {expected}, got {one_line(str(found), 60)}")
-    kind = np.dtype(_name(dtype)).newbyteorder("<")
-    size = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+        if actual != expected:
+            raise RefusedError(f"'{name}' must be {relation} {expected}, got {one_line(str(actual), 60)}")
+    little_endian = np.dtype(_dtype_name(dtype)).newbyteorder("<")
+    size = little_endian.itemsize * int(np.prod(shape, dtype=np.int64))
     if len(array.data) != size:
         raise RefusedError(f"'{name}' must have {size} bytes, got {len(array.data)}")
-    numbers = np.frombuffer(array.data, dtype=kind).reshape(shape)
-    return torch.from_numpy(numbers.astype(kind.newbyteorder("=")))
+    values = np.frombuffer(array.data, dtype=little_endian).reshape(shape)
+    return torch.from_numpy(values.astype(little_endian.newbyteorder("=")))
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _listed(names: Any) -> str:
+def _join(names: Iterable[object]) -> str:
     return one_line(", ".join(sorted(map(str, names))) or "none", 200)

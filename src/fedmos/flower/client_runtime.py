@@ -1,0 +1,217 @@
+"""Execution of the server's requests on a client, by the engine of a simulation on the client's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from ..algorithm import Context as RoundContext
+from ..algorithm import Vectors
+from ..core.flat_model import FlatModel
+from ..core.formatting import format_value
+from ..core.losses import Loss
+from ..core.precision import arithmetic
+from ..data.federated import FederatedData
+from ..engine.declaration import check_declaration, shapes
+from ..engine.execution_plan import choose_plan
+from ..engine.job import Job, Phase
+from ..engine.local_backend import LocalBackend
+from ..engine.sampling import cohort_size
+from ..engine.task import Task, on_device
+from ..evaluation.metrics import Evaluator
+from ..rng import signed
+from ..run.preflight import check_fit
+from ..run.settings import find_device
+from ..selection.selector import REPORTS
+from . import wire
+from .client_folder import RUN_ID, ClientFolder
+from .deployment import Deployment, client_part
+
+LoadClientData = Callable[[str], Any]
+"""Takes a client's name; returns its samples, (x, y), or a `FederatedData` of one client."""
+
+_ONLY_CLIENT = torch.zeros(1, dtype=torch.int64)
+"""Number of the client in its own federation of one."""
+_MAX_ROUND = 10**9
+
+
+class _Payload(NamedTuple):
+    """The tensors of a reply."""
+
+    vectors: Vectors
+    numbers: Vectors
+
+
+class ClientRuntime:
+    """One client: its data, its model and its folder."""
+
+    def __init__(self, deployment: Deployment, client: str, folder: str, load: LoadClientData | None) -> None:
+        self._deployment, self._root = deployment, Path(folder)
+        given, names = deployment.arguments, deployment.names
+        self.number = _client_number(client, names)
+        self.name = names[self.number]
+        self.algorithm = given["algorithm"]
+        check_declaration(self.algorithm)
+        device = find_device(given["device"])
+        self.model = FlatModel(given["model"], device, given["dtype"], given["precision"])
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self._task = Task(
+            model=self.model,
+            data=on_device(_client_data(deployment, load, self.number), device, given["dtype"]),
+            loss=Loss(given["loss"]),
+            seed=given["seed"],
+            local_steps=given["local_steps"],
+            local_epochs=given["local_epochs"],
+            batch_size=given["batch_size"],
+            weight_decay=given["weight_decay"],
+            clip=given["clip"],
+            origin=(zero + signed(given["seed"]), zero + self.number),
+        )
+        check_fit(self._task)
+        m = cohort_size(given["selection"], given["system"], len(names))
+        with arithmetic(self.model.precision):
+            self._plan = choose_plan(deployment.engine, self._task, m)
+
+    @property
+    def samples(self) -> int:
+        """Number of the client's samples."""
+        return int(self._task.data.sizes[0])
+
+    @torch.no_grad()
+    def handle(self, kind: str, content: RecordDict) -> RecordDict:
+        """Execute a request; returns the content of the reply.
+
+        Raises:
+            wire.RefusedError: If the request is invalid.
+            ValueError: If the client's stored state is missing, or its update is not finite.
+        """
+        header = wire.header_down(kind, content)
+        reply = {"run": header["run"], "round": header["round"], "client": self.number, "samples": self.samples}
+        if kind == wire.HELLO:
+            compatibility_hash = self._deployment.compatibility_hash(self.model)
+            return wire.compose(reply | {"name": self.name, wire.COMPATIBILITY_HASH: compatibility_hash})
+        wire.check_equal(header, client=self.number)
+        if not RUN_ID.fullmatch(header["run"]) or not 0 <= header["round"] < _MAX_ROUND:
+            raise wire.RefusedError(f"there is no round {header['round']} of run {format_value(header['run'])}")
+        with arithmetic(self.model.precision):
+            if kind in (wire.PREPARE, wire.TRAIN):
+                payload = self._run_phase("prepare" if kind == wire.PREPARE else "train", header, content)
+            else:
+                payload = self._query(kind, header, content)
+        return wire.compose(reply, wire.pack(payload.vectors), wire.pack(payload.numbers))
+
+    def _query(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> _Payload:
+        """Evaluate losses, gradients or metrics at x, without training."""
+        x, _ = self._receive(header, content)
+        if kind == wire.EVALUATE:
+            evaluator = Evaluator([self._task])
+            return _Payload({}, dict(zip(evaluator.names, evaluator(x[None])[0].split(1), strict=True)))
+        backend, t = self._backend(), header["round"]
+        if kind == wire.LOSSES:
+            return _Payload({}, {"loss": backend.losses(x, t, _ONLY_CLIENT, header["batch"]).to(x.dtype)})
+        return _Payload({"gradient": backend.gradients(x, t, _ONLY_CLIENT)[0]}, {})
+
+    def _run_phase(self, phase: Phase, header: Mapping[str, Any], content: RecordDict) -> _Payload:
+        """Run the extra phase or local training; the latter updates the client's stored state."""
+        reports = _parse_reports(header["reports"])
+        x, msg = self._receive(header, content, () if phase == "prepare" else self.algorithm.down)
+        t, last, folder = header["round"], header["last"], self._folder(header)
+        state = folder.load_state(last, self._initial_state(x))
+        backend = self._backend(header["p"])
+        result = backend.do(self._make_job(phase, header, x, msg, state))
+        if not bool(result.report[0, 0].isfinite()):
+            raise ValueError(f"The update of client {self.name} in round {t + 1} is not finite")
+        numbers = {name: v.to(x.dtype) for name, v in backend.reports(x, _ONLY_CLIENT, reports).items()}
+        if "loss" in reports:
+            numbers["loss"] = result.report[1, :1].to(x.dtype)
+        uploads = {name: v[0] for name, v in result.uploads.items()}
+        if phase == "train":
+            folder.save_state(t, last, state | {name: v[0] for name, v in result.own.items()})
+        return _Payload(uploads, numbers)
+
+    def _make_job(self, phase: Phase, header: Mapping[str, Any], x: Tensor, msg: Vectors, state: Vectors) -> Job:
+        lr = torch.full((), header["lr"], dtype=x.dtype, device=x.device)
+        return Job(
+            phase=phase,
+            ids=_ONLY_CLIENT,
+            ctx=RoundContext(t=header["round"], lr=lr, N=header["N"], S=header["S"], W=header["W"]),
+            lr=[header["lr"]],
+            W=[header["W"]],
+            x=x,
+            msg=msg,
+            own={name: v[None] for name, v in state.items()},
+            last=torch.tensor([header["last"]]),
+            factors={},
+            width=max(header["width"], self.samples),
+        )
+
+    def _receive(
+        self, header: Mapping[str, Any], content: RecordDict, names: Sequence[str] = ()
+    ) -> tuple[Tensor, Vectors]:
+        """Return x and the other named vectors of a request.
+
+        If the request does not contain x, x is read from the client's folder: it was sent earlier in the round.
+        """
+        server_shapes = dict(shapes(self.algorithm.server_state, self.model.size))
+        expected = {name: server_shapes.get(name, (self.model.size,)) for name in names if name != "x"}
+        has_x = "x" in wire.names_in(content)
+        if has_x:
+            expected["x"] = (self.model.size,)
+        received = wire.vectors_in(content, expected, self.model.dtype)
+        received = {name: v.to(self.model.device) for name, v in received.items()}
+        if not has_x:
+            return self._folder(header).load_model(header["round"], self.model.initial()), received
+        x = received.pop("x")
+        if header.get("keep"):
+            self._folder(header).save_model(header["round"], x)
+        return x, received
+
+    def _initial_state(self, x: Tensor) -> Vectors:
+        """The client's state before its first round: zero, where the algorithm does not initialise it."""
+        initialised = self.algorithm.init(self.model.initial())
+        return {name: initialised.get(name, torch.zeros_like(x)) for name in self.algorithm.client_state}
+
+    def _folder(self, header: Mapping[str, Any]) -> ClientFolder:
+        return ClientFolder(self._root, self.name, header["run"])
+
+    def _backend(self, importance: float = 1.0) -> LocalBackend:
+        data = replace(self._task.data, importance=torch.tensor([importance], dtype=torch.float64))
+        return LocalBackend(replace(self._task, data=data), self.algorithm, self._plan)
+
+
+def _client_number(client: str, names: Sequence[str]) -> int:
+    """Look up a client's number by its name, or by its number as text."""
+    known = list(names)
+    if client in known:
+        return known.index(client)
+    if client.isascii() and client.isdigit() and int(client) < len(known):
+        return int(client)
+    raise ValueError(
+        f"node: 'client' must be one of {', '.join(known[:20])}, or its number, got {format_value(client)}"
+    )
+
+
+def _client_data(deployment: Deployment, load: LoadClientData | None, number: int) -> FederatedData:
+    """The samples of one client, loaded by name or taken from the configuration's data."""
+    if load is None:
+        if deployment.data is None:
+            raise ValueError("client_app: 'data' must be given where the configuration holds none")
+        return client_part(deployment.data, number)
+    loaded = load(deployment.names[number])
+    data = loaded if isinstance(loaded, FederatedData) else FederatedData.from_arrays([loaded])
+    if len(data) != 1:
+        raise ValueError(f"client_app: 'data' must give the samples of one client, got {len(data)}")
+    return client_part(data, 0)
+
+
+def _parse_reports(text: str) -> list[str]:
+    reports = text.split(",") if text else []
+    if not set(reports) <= set(REPORTS):
+        raise wire.RefusedError(f"there are no reports {format_value(text)}")
+    return reports
