@@ -17,10 +17,10 @@ test: $(READY)        ## lint, check imports and types, and run the tests that C
 	$(BIN)/pytest -n 2
 
 test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations
-	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/test_conformance.py -k "trajectory or agree or identity"
+	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/algorithms -k "trajectory or agree or identity"
 
 test-deploy: $(READY) ## a SuperLink and its SuperNodes: methods, authentication, kills
-	$(BIN)/pytest -m deploy tests/deploy
+	$(BIN)/pytest -m deploy tests/flower/deploy
 
 test-faults: $(READY) ## kill, starve, damage and race runs: about ten minutes, prints the figures of docs/reliability.md
 	$(BIN)/pytest -q -s -m slow tests/faults

@@ -8,6 +8,8 @@ import torch
 
 import fedmos as fm
 
+pytest.register_assert_rewrite("helpers")
+
 os.environ["FEDMOS_CACHE"] = tempfile.mkdtemp(prefix="fedmos-tests-")  # what tests time is theirs
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network
 torch.set_num_threads(1)  # the suite runs in two processes

@@ -2,10 +2,10 @@
 
 import random
 
-import jobs
 import pytest
 
 from fedmos.storage.checkpoint import Checkpoints
+from helpers import jobs
 
 pytestmark = pytest.mark.slow
 

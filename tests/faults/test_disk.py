@@ -5,10 +5,10 @@ import os
 import shutil
 import subprocess
 
-import jobs
 import pytest
 
 from fedmos.storage import lock
+from helpers import jobs
 
 pytestmark = pytest.mark.slow
 JOB = "SCAFFOLD + MD"

@@ -4,10 +4,10 @@ import json
 import os
 from pathlib import Path
 
-import jobs
 import pytest
 
 import fedmos as fm
+from helpers import jobs
 
 pytestmark = pytest.mark.slow
 

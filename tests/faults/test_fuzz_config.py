@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import fedmos as fm
-from config_fuzz import CUTS, MUTATIONS, quick_load
-from test_config_fuzz import check_mutated, check_text, check_torn
+from helpers.config_checks import check_mutated, check_text, check_torn
+from helpers.config_fuzz import CUTS, MUTATIONS, quick_load
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
-from data_fuzz import federations, splits
-from test_data_fuzz import check_arrays, check_split
+from helpers.data_checks import check_arrays, check_split
+from helpers.data_fuzz import federations, splits
 
 pytestmark = pytest.mark.slow
 

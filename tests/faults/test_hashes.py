@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jobs
 import pytest
+
+from helpers import jobs
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(int(sys.argv[2]))
 sys.path.insert(0, sys.argv[1])
-import jobs
+from helpers import jobs
 for combination in jobs.COMBINATIONS:
     out = Path("out") / combination
     jobs.train(combination, out, rounds=10)
@@ -35,7 +36,7 @@ def test_surroundings_do_not_matter(tmp_path):
         folder = tmp_path / f"a folder {number}"
         folder.mkdir()
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), str(threads)],
+            [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[1]), str(threads)],
             cwd=folder,
             env=os.environ | changes,
             capture_output=True,

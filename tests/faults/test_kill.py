@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 
-import jobs
 import pytest
 import torch
 
 import fedmos as fm
-from test_cli import RUN
+from helpers import jobs
+from helpers.configs import RUN
 
 pytestmark = pytest.mark.slow
 KILLS = {"FedMoS + ACS": 17, "SCAFFOLD + MD": 17, "FedHBM + rpow-d": 16}

@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-import jobs
 import pytest
 import torch
 
 import fedmos as fm
-from test_cli import RUN
+from helpers import jobs
+from helpers.configs import RUN
 
 pytestmark = pytest.mark.slow
 PATIENCE = 60.0

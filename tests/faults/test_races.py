@@ -3,8 +3,9 @@
 import os
 import time
 
-import jobs
 import pytest
+
+from helpers import jobs
 
 pytestmark = pytest.mark.slow
 

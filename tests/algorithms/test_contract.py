@@ -1,0 +1,108 @@
+"""What every algorithm promises: inputs unmutated, bytes as declared, engines agree."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+import fedmos as fm
+from helpers.conformance import COHORTS, DEVICE, EACH, LOGISTIC, WEIGHTS, Log, spied, train
+
+each_class = pytest.mark.parametrize("case", EACH, ids=str)
+
+
+EPOCHS = {"local_epochs": 1, "batch_size": 4}
+
+
+def fingerprint(*tensors: torch.Tensor | None) -> str:
+    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors if t is not None)).hexdigest()
+
+
+@each_class
+def test_the_callers_model_and_data_stay_untouched(case, engine):
+    problem = LOGISTIC
+    model, data = problem.model().eval(), problem.data()
+
+    def state():
+        parts = (*model.parameters(), data.x, data.y, data.importance, data.offsets)
+        return fingerprint(*parts), model.training, [p.grad for p in model.parameters()], torch.get_rng_state().tolist()
+
+    before = state()
+    run = {"rounds": 3, "device": "cpu", "dtype": torch.float64, "engine": engine} | EPOCHS
+    result = fm.run(model, data, case.make(), fm.Uniform(m=3), **run)
+    assert state() == before
+    assert fingerprint(*result.model.parameters()) != fingerprint(*model.parameters())
+
+
+@each_class
+def test_a_clients_data_reach_the_others_through_the_server_only(case, engine):
+    """Client 4 joins in round 2. Other data there change what it sends; what the others send, given the same message
+    of the server, stays the same to the last bit."""
+    problem, script = LOGISTIC, fm.FixedCohorts([(0, 1, 2), (1, 3), (0, 1, 3, 4, 5)])
+    before, after = Log(problem), Log(problem)
+    train(problem, spied(case.make(), before), engine, script, rounds=3, **EPOCHS)
+    train(problem.changed(4), spied(case.make(), after, before.message), engine, script, rounds=3, **EPOCHS)
+    for old, new in ((before.uploads, after.uploads), (before.prepared, after.prepared)):
+        assert old.keys() == new.keys()
+        for t, i in old:
+            alike = [torch.equal(old[t, i][name], new[t, i][name]) for name in old[t, i]]
+            assert alike == [i != 4] * len(alike), (t, i)
+
+
+@each_class
+def test_the_order_of_a_cohort_means_nothing(case, engine):
+    def mirrored(lists):
+        return [tuple(reversed(row)) for row in lists]
+
+    problem = LOGISTIC
+    a = train(problem, case.make(), engine, rounds=7, **EPOCHS)
+    b = train(problem, case.make(), engine, fm.FixedCohorts(mirrored(COHORTS), mirrored(WEIGHTS)), rounds=7, **EPOCHS)
+    assert torch.equal(a.params, b.params)
+    assert all(torch.equal(v, b.server_state[name]) for name, v in a.server_state.items())
+    assert all(torch.equal(v, b.client_state(i)[name]) for i in range(6) for name, v in a.client_state(i).items())
+
+
+@each_class
+def test_bytes_are_those_of_the_vectors_handed_over(case, engine):
+    """The history counts what was sent, which is what the algorithm table says."""
+    problem = LOGISTIC
+    log = Log(problem)
+    result = train(problem, spied(case.make(), log), engine, rounds=4, **EPOCHS)
+
+    def size(vectors):
+        return sum(v.nbytes for v in vectors.values())
+
+    for record in result.history:
+        t, M = record.round - 1, len(record.cohort)
+        assert record.bytes_down == M * (log.x[t].nbytes + size(log.message[t]))
+        assert record.bytes_up == sum(
+            size(sent.get((t, i), {})) for sent in (log.uploads, log.prepared) for i in record.cohort
+        )
+        down, up = case.wire
+        up += case.name == "Stem" and t == 0
+        assert (record.bytes_down, record.bytes_up) == (M * down * 15 * 8, M * up * 15 * 8)
+
+
+@each_class
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
+def test_engines_agree(case, dtype, tolerance, digits):
+    """Loop and batched part by rounding only, over twenty rounds of a convolutional network."""
+    loop, batched = (
+        fm.run(
+            fm.models.cnn_digits(),
+            digits,
+            case.make(lr=0.02),
+            fm.Uniform(m=2, weights="cohort"),
+            rounds=20,
+            local_steps=2,
+            batch_size=5,
+            eval_every=20,
+            device=device,
+            dtype=dtype,
+            engine=engine,
+        ).params
+        for engine, device in (("loop", "cpu"), ("batched", DEVICE))
+    )
+    assert (loop - batched).norm() <= tolerance * loop.norm()

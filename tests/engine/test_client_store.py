@@ -1,0 +1,45 @@
+"""Client state on disk is client state in memory."""
+
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.engine.client_store import ClientStore
+
+
+def test_client_state_on_disk_is_client_state_in_memory(tmp_path):
+    """The file is sparse, starts from the initial values, and gives back what was written."""
+    initial = {"c_i": torch.zeros(1000), "r_i": torch.arange(1000.0)}
+    stores = [
+        ClientStore(tuple(initial), initial, clients=100_000, folder=tmp_path, in_memory=limit) for limit in (2**40, 0)
+    ]
+    for store in stores:
+        store.write(torch.tensor([7, 99_999]), {"c_i": torch.ones(2, 1000) * torch.tensor([[1.0], [2.0]])})
+        store.write(torch.tensor([7]), {"r_i": torch.full((1, 1000), 5.0)})
+        store.note(torch.tensor([7, 99_999]), 3)
+    memory, disk = (store.read(torch.tensor([7, 0, 99_999])) for store in stores)
+    for name in initial:
+        assert torch.equal(memory[name], disk[name])
+    assert torch.equal(disk["r_i"][2], initial["r_i"])
+    assert list(stores[0]) == list(stores[1]) == [7, 99_999]
+    assert torch.equal(stores[1][7]["c_i"], torch.ones(1000))
+    with pytest.raises(KeyError):
+        stores[1][0]
+    (file,) = tmp_path.rglob("c_i")
+    assert file.stat().st_size == 100_000 * 4000
+    assert file.stat().st_blocks * 512 < 100_000
+    del stores, store
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_with_its_client_state_on_disk_is_the_same_run(quick, monkeypatch, tmp_path):
+    algorithm = fm.Scaffold(lr=0.1)
+    memory = quick(algorithm=algorithm)
+    monkeypatch.setattr(ClientStore.__init__, "__defaults__", (None, 0, (0, 1)))
+    disk = quick(algorithm=algorithm, out=tmp_path / "run")
+    assert torch.equal(memory.params, disk.params)
+    assert list(memory.clients) == list(disk.clients)
+    loaded = fm.Result.load(tmp_path / "run")
+    for i in memory.clients:
+        assert torch.equal(memory.client_state(i)["c_i"], disk.client_state(i)["c_i"])
+        assert torch.equal(memory.client_state(i)["c_i"], loaded.client_state(i)["c_i"])

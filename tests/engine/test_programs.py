@@ -1,0 +1,154 @@
+"""Compiled and fixed-shape programs compute what plain ones do."""
+
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.engine import batched, program
+from fedmos.engine import execution_plan as plan
+from fedmos.engine import local_backend as work
+
+
+def test_fixed_shapes_change_nothing(monkeypatch):
+    """Rows and columns that are filled up, as for compiled programs, without the compiling."""
+    data = fm.datasets.load("digits").partition(fm.partition.QuantitySkew(skew=0.7, least=5), clients=15, seed=0)
+    monkeypatch.setattr(work.ExecutionPlan, "fixed_shapes", property(lambda plan: plan.engine == "batched"))
+    monkeypatch.setattr(plan, "_room", lambda task: 4)
+    for algorithm in (fm.FedMoS(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)):
+        how = {
+            "model": fm.models.logistic(features=64),
+            "data": data,
+            "algorithm": algorithm,
+            "selection": fm.Bernoulli(rate=0.4),
+            "rounds": 4,
+            "local_epochs": 2,
+            "batch_size": 16,
+            "dtype": torch.float64,
+        }
+        a, b = (fm.run(**how, engine=engine) for engine in ("loop", "batched"))
+        assert torch.allclose(a.params, b.params, rtol=0, atol=1e-11)
+
+
+def test_precision_is_refused_where_it_means_nothing(quick):
+    with pytest.raises(ValueError, match=r"'precision' must be None where 'dtype' is torch.float64, got 'bf16'"):
+        quick(precision="bf16", dtype=torch.float64)
+    with pytest.raises(ValueError, match="'precision' must be None or 'bf16' on a CPU, got 'tf32'"):
+        quick(precision="tf32", device="cpu")
+    exact, short = quick(device="cpu").params, quick(precision="bf16", device="cpu").params
+    assert 0 < float((exact - short).norm() / exact.norm()) < 0.02
+
+
+def test_compiled_programs_compute_the_same(quick, monkeypatch):
+    """Dropout and augmentation included, in both precisions."""
+    data = fm.datasets.load("digits").declare(augment=fm.Augment(crop=1)).partition(fm.partition.IID(), 8, seed=0)
+    for dtype, bound in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        how = {"model": fm.models.cnn_digits(dropout=True), "data": data, "dtype": dtype, "batch_size": 8}
+        plain = quick(**how, engine="loop").params
+        monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+        result = quick(**how)
+        monkeypatch.delenv("FEDMOS_ENGINE")
+        assert result.info["compiled"]
+        assert float((result.params - plain).norm() / plain.norm()) < bound
+
+
+PLAIN_STEPS = {
+    "weight decay": {"weight_decay": 0.1},
+    "clipped": {"clip": 0.01},
+    "epochs of unequal length": {"local_steps": None, "local_epochs": 2, "batch_size": 4},
+    "full batches": {"batch_size": None, "local_steps": None, "local_epochs": 2},
+    "batches in parts": {"at_once": 8, "batch_size": 8},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_STEPS)
+def test_a_compiled_plain_step_is_the_gradient_and_the_step(quick, monkeypatch, name):
+    """FedAvg's step is compiled with the gradient, but where it is clipped or cut into parts; alone and side by side."""
+    how = {"dtype": torch.float64, "algorithm": fm.FedAvg(lr=0.1)} | PLAIN_STEPS[name]
+    fused = []
+    descend = program.Program.descend
+    monkeypatch.setattr(program.Program, "descend", lambda *given: fused.append(1) or descend(*given))
+    monkeypatch.setattr(batched, "_SAMPLES_AT_ONCE", how.pop("at_once", 8192))
+    loop = quick(engine="loop", **how)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    result = quick(**how)
+    assert result.info["compiled"]
+    assert bool(fused) == (name not in ("clipped", "batches in parts"))
+    assert torch.allclose(result.params, loop.params, rtol=0, atol=1e-12)
+    assert result.history[-1].train_loss == pytest.approx(loop.history[-1].train_loss, abs=1e-12)
+
+
+def test_plain_steps_of_runs_side_by_side_have_their_own_step_sizes(quick, digits, monkeypatch):
+    rates = [0.05, 0.1, 0.2]
+    how = {"dtype": torch.float64, "weight_decay": 0.01}
+    alone = [quick(engine="loop", algorithm=fm.FedAvg(lr=lr), **how).params for lr in rates]
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    model, selection = fm.models.logistic(features=64), fm.Uniform(m=4)
+    how |= {"model": model, "data": digits, "selection": selection, "rounds": 3, "local_steps": 2, "batch_size": 4}
+    together = fm.run_many([{"algorithm": fm.FedAvg(lr=lr)} for lr in rates], **how)
+    for result, params in zip(together, alone, strict=True):
+        assert torch.allclose(result.params, params, rtol=0, atol=1e-12)
+
+
+def test_steps_that_cannot_be_compiled_whole_are_taken_by_parts(quick, monkeypatch, caplog):
+    def fail(*given):
+        raise RuntimeError("the compiler gave up\nfor reasons of its own")
+
+    how = {"dtype": torch.float64, "algorithm": fm.FedAvg(lr=0.1)}
+    loop = quick(engine="loop", **how)
+    monkeypatch.setattr(program.Program, "_descend", fail)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    result = quick(**how)
+    assert result.info["compiled"]
+    assert torch.allclose(result.params, loop.params, rtol=0, atol=1e-12)
+    assert caplog.text.count("Compiling gradients alone because whole steps fail: the compiler gave up\n") == 1
+
+
+class OwnStep(fm.Algorithm):
+    """An algorithm whose step is decided when it is made."""
+
+    def __init__(self, lr: float, half: bool) -> None:
+        self.lr = lr
+        if half:
+            self.step = lambda y, s, c, grad, k: (y - 0.5 * c.lr * grad(y), s)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_step_of_the_object_s_own_counts(quick, engine):
+    how = {"dtype": torch.float64, "engine": engine}
+    plain, half, small = (
+        quick(algorithm=algorithm, **how).params
+        for algorithm in (OwnStep(0.1, half=False), OwnStep(0.1, half=True), fm.FedAvg(lr=0.05))
+    )
+    assert torch.allclose(half, small, rtol=0, atol=1e-12)
+    assert not torch.allclose(half, plain)
+
+
+def test_a_step_that_writes_in_place_does_not_reach_the_server(quick):
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class InPlace(fm.Algorithm):
+        lr: float
+
+        def step(self, y, s, c, grad, k):
+            y -= c.lr * grad(y)
+            return y, s
+
+    assert torch.equal(quick(algorithm=InPlace(lr=0.1), engine="loop").params, quick(engine="loop").params)
+
+
+def test_the_batch_in_finish_is_each_clients_last(quick):
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True, kw_only=True)
+    class Late(fm.Algorithm):
+        lr: float
+
+        def finish(self, y, s, c, grad):
+            return {"delta": y - c.lr * grad(y) - c.x}, {}
+
+    runs = [
+        quick(algorithm=Late(lr=0.1), local_steps=None, local_epochs=2, engine=engine, dtype=torch.float64).params
+        for engine in ("loop", "batched")
+    ]
+    assert torch.allclose(*runs, rtol=0, atol=1e-12)

@@ -1,0 +1,53 @@
+"""Sampling variance and selection skew."""
+
+import itertools
+
+import pytest
+import torch
+
+import fedmos as fm
+
+P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("selector", [fm.Uniform(m=2), fm.MD(m=3), fm.ACS(m=3), fm.Full()])
+def test_closed_forms_agree_with_draws(selector):
+    exact = fm.analysis.sampling_variance(selector, P)
+    drawn = fm.analysis.draw_weights(selector, P, None, None, draws=4000)
+    assert exact.exact
+    assert torch.allclose(exact.mean, P)
+    spread = 4 * (exact.variance / 4000).sqrt() + 1e-12
+    assert bool(((drawn.mean(0) - P).abs() <= spread).all())
+    assert torch.allclose(drawn.var(0), exact.variance, rtol=0.15, atol=1e-12)
+
+
+def test_without_a_closed_form_weights_are_drawn():
+    sampling = fm.analysis.sampling_variance(fm.PowerOfChoice(m=1, d=4), P, losses=torch.tensor([1.0, 4.0, 2.0, 3.0]))
+    assert not sampling.exact
+    assert sampling.mean.tolist() == [0, 1, 0, 0]
+    assert sampling.total == 0
+
+
+def test_skew_is_one_for_unbiased_selection_and_enumerable_for_pow_d():
+    """ρ(S(π, w), w′) of pow-d with m = 1, d = 2, by hand: candidates are drawn one after the other by p."""
+    losses, elsewhere = torch.tensor([1.0, 4.0, 2.0, 3.0]).double(), torch.tensor([5.0, 1.0, 1.0, 2.0]).double()
+    assert fm.analysis.selection_skew(fm.MD(m=2), P, losses) == pytest.approx(1)
+    chosen = torch.zeros(4, dtype=torch.float64)
+    for a, b in itertools.permutations(range(4), 2):
+        chosen[max(a, b, key=lambda k: losses[k])] += P[a] * P[b] / (1 - P[a])
+    best = 0.5
+    expected = float((chosen @ (elsewhere - best)) / (P @ (elsewhere - best)))
+    measured = fm.analysis.selection_skew(fm.PowerOfChoice(m=1, d=2), P, losses, elsewhere, best, draws=4000)
+    assert measured == pytest.approx(expected, abs=0.05)
+
+
+def test_power_of_choice_skews_more_the_larger_d():
+    problem = fm.datasets.quadratic(clients=20, dimensions=2)
+    bounds = [
+        fm.analysis.skew_bounds(selector, problem, points=3, draws=200)
+        for selector in (fm.MD(m=2), fm.PowerOfChoice(m=2, d=4), fm.PowerOfChoice(m=2, d=20))
+    ]
+    assert bounds[0].rho == pytest.approx(1)
+    assert bounds[0].bias == pytest.approx(1)
+    assert bounds[1].rho > 1
+    assert bounds[0].bias < bounds[1].bias < bounds[2].bias

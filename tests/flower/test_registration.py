@@ -1,0 +1,70 @@
+"""Which node is which client, and which nodes are refused."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import fedmos as fm
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
+from fedmos.config.tables import DeployConfig
+from fedmos.flower import Deploy, client_app
+from fedmos.flower.deployment import Deployment
+from fedmos.flower.server import serve
+from helpers.flower_network import Network
+from helpers.flower_runs import CLIENTS, arguments, assert_same
+
+
+def test_nodes_are_told_apart_by_what_they_say(deployed):
+    """Their numbers and the order in which they come do not matter."""
+    made = deployed(arguments(algorithm=fm.Scaffold(lr=0.1)))
+    made.network = Network(lambda: client_app(made.given), made.folder / "state", [4, "0", 2, "5", 1, 3])
+    assert_same(made.run(), fm.run(**arguments(algorithm=fm.Scaffold(lr=0.1))))
+
+
+def test_two_nodes_that_claim_to_be_one(deployed, caplog):
+    made = deployed()
+    made.network = Network(lambda: client_app(made.given), made.folder / "state", [*range(CLIENTS), 3])
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        assert_same(made.run(), fm.run(**arguments()))
+    assert "Node 106 claims to be client '3', which node 103 already serves" in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"algorithm": fm.FedAvg(lr=0.2)}, {"seed": 8}, {"local_steps": 4}], ids=repr)
+def test_a_client_with_another_configuration(deployed, caplog, changes):
+    made = deployed(arguments(rounds=1), wait=0.1)
+    odd = Network(lambda: client_app(made.given | changes), made.folder / "state", [0])
+    made.network.nodes[100] = odd.nodes[100]
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        made.run()
+    assert "Refused node 100: its configuration, model or fedmos version differs" in caplog.text
+    assert "Starting without 1 of 6 clients: 0" in caplog.text
+
+
+def test_a_node_that_is_nobody(deployed, caplog):
+    made = deployed(arguments(rounds=1))
+    stranger = Network(lambda: client_app(made.given), made.folder / "state", ["stranger"]).nodes[100]
+    stranger.number = 200
+    made.network.nodes[200] = stranger
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        made.run()
+    assert "Refused node 200: its app failed" in caplog.text
+    assert "'client' must be one of 0, 1, 2, 3, 4, 5" in caplog.text
+
+
+def test_mistakes_are_named(deployed, tmp_path):
+    with pytest.raises(ValueError, match="Deploy: 'clients' must be a name for each of 6 clients, got 2"):
+        deployed(clients=["a", "b"])
+    with pytest.raises(ValueError, match="Deploy: 'clients' must be different names"):
+        Deploy(clients=["../a", "b"])
+    with pytest.raises(ValueError, match="'out' must be a folder"):
+        serve(deployed().network, Deployment.of(arguments()))
+    fm.run(**arguments(rounds=1), out=tmp_path / "simulated")
+    with pytest.raises(ValueError, match="because it is not a deployment; use a new folder"):
+        serve(deployed().network, Deployment.of(arguments()), tmp_path / "simulated")
+
+
+def test_a_deployment_s_defaults_are_the_same_in_a_configuration():
+    assert DeployConfig().make() == Deploy()

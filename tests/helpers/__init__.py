@@ -1,0 +1,1 @@
+"""What tests share: reference implementations, generators of inputs, problems, and processes to run."""
