@@ -21,9 +21,8 @@ from ..core.validation import suggest, whole_number
 from ..engine.task import Task
 from ..evaluation.metrics import measurable
 from ..rng import signed
-from ..run.checks import check_parts
-from ..run.preflight import check_fit
-from ..run.settings import check_precision, check_target, find_device
+from ..run.preflight import check_fit, check_parts, check_precision, check_target, find_device
+from ..run.spec import RunSpec
 from . import registry as registry
 from .fields import (
     LISTED,
@@ -125,7 +124,7 @@ class Training(Strict):
     ) -> dict[str, Any]:
         """What to call `fm.run` with; `data` is the seed's federation, if it was made before."""
         parts = self._method(algorithm, selection) | self._common(seed, data)
-        check_parts(parts, seed, located)
+        check_parts(RunSpec(**parts, seed=seed), located)
         return parts | more | {"seed": seed}
 
     def _method(self, algorithm: Choice, selection: Choice, where: str = "") -> dict[str, Any]:
@@ -173,7 +172,7 @@ class RunConfig(Training):
     def check(self) -> None:
         """Build everything, and see that it fits together, without training."""
         parts = self._method(self.algorithm, self.selection) | self._common(self.seed)
-        check_parts(parts, self.seed, located)
+        check_parts(RunSpec(**parts, seed=self.seed), located)
         _check_task(parts, self.target)
 
     def _common(self, seed: int, data: fm.FederatedData | None = None) -> dict[str, Any]:
@@ -329,7 +328,7 @@ class CompareConfig(Training):
             made.append(parts)
         common = self._common(self.seeds[0])
         for i, parts in enumerate(made):
-            check_parts(parts | common, self.seeds[0], located, f"methods.{i}.")
+            check_parts(RunSpec(**parts, **common, seed=self.seeds[0]), located, f"methods.{i}.")
         level = self.level
         _check_task(made[0] | common, {self.metric: 0.0 if isinstance(level, FinalOf) else level})
 

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from ..algorithm import Context as RoundContext
 from ..algorithm import Vectors
-from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
-from ..core.losses import Loss
 from ..core.precision import arithmetic
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration, shapes
@@ -23,11 +21,11 @@ from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
 from ..engine.sampling import cohort_size
-from ..engine.task import Task, on_device
+from ..engine.task import on_device
 from ..evaluation.metrics import Evaluator
 from ..rng import signed
-from ..run.preflight import check_fit
-from ..run.settings import find_device
+from ..run.build import build_task
+from ..run.preflight import check_fit, find_device
 from ..selection.selector import REPORTS
 from . import wire
 from .client_folder import RUN_ID, ClientFolder
@@ -53,28 +51,18 @@ class ClientRuntime:
 
     def __init__(self, deployment: Deployment, client: str, folder: str, load: LoadClientData | None) -> None:
         self._deployment, self._root = deployment, Path(folder)
-        given, names = deployment.arguments, deployment.names
+        spec, names = deployment.spec, deployment.names
         self.number = _client_number(client, names)
         self.name = names[self.number]
-        self.algorithm = given["algorithm"]
+        self.algorithm = spec.algorithm
         check_declaration(self.algorithm)
-        device = find_device(given["device"])
-        self.model = FlatModel(given["model"], device, given["dtype"], given["precision"])
+        device = find_device(spec.device)
+        data = on_device(_client_data(deployment, load, self.number), device, spec.dtype)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self._task = Task(
-            model=self.model,
-            data=on_device(_client_data(deployment, load, self.number), device, given["dtype"]),
-            loss=Loss(given["loss"]),
-            seed=given["seed"],
-            local_steps=given["local_steps"],
-            local_epochs=given["local_epochs"],
-            batch_size=given["batch_size"],
-            weight_decay=given["weight_decay"],
-            clip=given["clip"],
-            origin=(zero + signed(given["seed"]), zero + self.number),
-        )
+        self._task = build_task(spec, device, data, origin=(zero + signed(spec.seed), zero + self.number))
+        self.model = self._task.model
         check_fit(self._task)
-        m = cohort_size(given["selection"], given["system"], len(names))
+        m = cohort_size(spec.selection, spec.system, len(names))
         with arithmetic(self.model.precision):
             self._plan = choose_plan(deployment.engine, self._task, m)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,23 +20,31 @@ from ..core.version import __version__
 from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
 from ..engine.execution_plan import override
-from ..run.api import run
-from ..run.settings import check_kinds
+from ..run.options import call_with_options
+from ..run.spec import RunSpec
 from .settings import Deploy, names_rule
 
 Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
 """The path of a configuration, a configuration that was read, or a mapping of `fm.run`'s arguments and "deploy"."""
 
-OWN: Any = object()
-"""In place of data that only the clients have."""
+_NO_DATA = FederatedData(
+    x=torch.empty(0),
+    y=torch.empty(0),
+    index=None,
+    offsets=torch.zeros(1, dtype=torch.int64),
+    importance=torch.empty(0, dtype=torch.float64),
+)
+"""Stands for data that only the clients have."""
+
+_BY_SERVER = ("resume", "checkpoint_every")
+"""Options that the server always sets itself."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A run's arguments, and how it is deployed."""
+    """The options of a run, and of its deployment."""
 
-    arguments: Mapping[str, Any]
-    """All of `fm.run`'s."""
+    spec: RunSpec
     deploy: Deploy
     config: Mapping[str, Any] | None = None
     """The configuration to keep in the run's folder, where there is one."""
@@ -62,14 +69,11 @@ class Deployment:
 
     @classmethod
     def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
-        parts = dict(given)
+        parts = {"data": _NO_DATA} | {name: value for name, value in given.items() if name not in _BY_SERVER}
         deploy = parts.pop("deploy", Deploy())
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")
-        arguments = inspect.signature(run).bind(**{"data": OWN} | parts)
-        arguments.apply_defaults()
-        made = cls(arguments.arguments, deploy)
-        check_kinds(**{name: made.arguments[name] for name in ("model", "algorithm", "selection")})
+        made = cls(call_with_options("deployment", RunSpec, (), parts), deploy)
         if made.data is None and deploy.clients is None:
             raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
         if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):
@@ -81,8 +85,7 @@ class Deployment:
     @property
     def data(self) -> FederatedData | None:
         """The federation, where the configuration describes it; None where only the clients have it."""
-        found = self.arguments["data"]
-        return None if found is OWN else found
+        return None if self.spec.data is _NO_DATA else self.spec.data
 
     @property
     def names(self) -> Sequence[str]:
@@ -94,19 +97,18 @@ class Deployment:
         return given if given and names_rule.test(given) else [str(i) for i in range(len(self.data))]
 
     @property
-    def engine(self) -> str:
+    def engine(self) -> Literal["loop", "batched"]:
         """How every client computes: not as fits its machine, for then their bits would differ."""
-        name: str = self.arguments["engine"]
-        return "loop" if name == "auto" else name
+        return "loop" if self.spec.engine == "auto" else self.spec.engine
 
     def compatibility_hash(self, model: FlatModel) -> str:
         """Hash of the options, model and fedmos version that every client must share with the server."""
         same = ("local_steps", "local_epochs", "batch_size", "weight_decay", "clip", "seed", "dtype", "precision")
         parts = (
             __version__,
-            repr(self.arguments["algorithm"]),
-            [repr(self.arguments[name]) for name in same],
-            Loss(self.arguments["loss"]).name,
+            repr(self.spec.algorithm),
+            [repr(getattr(self.spec, name)) for name in same],
+            Loss(self.spec.loss).name,
             model.fingerprint(),
             list(self.names),
             override(self.engine),
@@ -116,7 +118,7 @@ class Deployment:
 
     def _first_state(self, model: FlatModel) -> str:
         """What clients start from that is not zero, hashed."""
-        algorithm, digest = self.arguments["algorithm"], hashlib.sha256()
+        algorithm, digest = self.spec.algorithm, hashlib.sha256()
         given = algorithm.init(model.initial())
         for name in algorithm.client_state:
             if name in given:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -20,9 +21,9 @@ from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
 from ..engine.local_backend import ExecutionPlan
 from ..engine.task import Task
+from ..run.preflight import find_device
 from ..run.result import Result
 from ..run.run import Run
-from ..run.settings import find_device
 from ..storage import RunFolder
 from .backend import FlowerBackend, ReplyPolicy
 from .channel import MessageChannel
@@ -71,12 +72,12 @@ def server_app(config: Given, *, test: tuple[Any, Any] | None = None) -> ServerA
 
 def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, Any] | None = None) -> Result:
     """Execute a whole run with the clients of a Flower grid."""
-    given, deploy = deployment.arguments, deployment.deploy
-    folder = out or given["out"]
+    spec, deploy = deployment.spec, deployment.deploy
+    folder = out or spec.out
     if not folder:
         raise ValueError("server_app: 'out' must be a folder, in the configuration or in Flower's run configuration")
-    _check_target(given["target"], deploy.train_metrics)
-    check_declaration(given["algorithm"])
+    _check_target(spec.target, deploy.train_metrics)
+    check_declaration(spec.algorithm)
     known_sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
     manifest = DeploymentManifest.load_or_create(Path(folder), known_sizes)
     collector = _connect(grid, deployment, manifest)
@@ -88,21 +89,22 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
         return FlowerBackend(task, algorithm, plan, collector, policy)
 
     manifest = DeploymentManifest(manifest.run, data.sizes.tolist())
-    changes = {
-        "data": data,
-        "engine": deployment.engine,
-        "out": RunFolder(folder, deployment.config),
-        "resume": True,
-        "checkpoint_every": 1,
-        "callbacks": [*given["callbacks"], _DeploymentCallback(manifest, Path(folder))],
-    }
-    return Run(**{**given, **changes}, make_backend=make_backend).play()
+    served = replace(
+        spec,
+        data=data,
+        engine=deployment.engine,
+        out=RunFolder(folder, deployment.config),
+        resume=True,
+        checkpoint_every=1,
+        callbacks=[*spec.callbacks, _DeploymentCallback(manifest, Path(folder))],
+    )
+    return Run(served, make_backend=make_backend).play()
 
 
 def _connect(grid: Grid, deployment: Deployment, manifest: DeploymentManifest) -> ReplyCollector:
     """Set up the exchange of messages with the clients of a grid."""
-    given, deploy = deployment.arguments, deployment.deploy
-    model = FlatModel(given["model"], find_device(given["device"]), given["dtype"], given["precision"])
+    spec, deploy = deployment.spec, deployment.deploy
+    model = FlatModel(spec.model, find_device(spec.device), spec.dtype, spec.precision)
     channel = MessageChannel(grid)
     registry = NodeRegistry(
         channel,
@@ -115,13 +117,13 @@ def _connect(grid: Grid, deployment: Deployment, manifest: DeploymentManifest) -
 
 
 def _reply_policy(deployment: Deployment, run: str) -> ReplyPolicy:
-    given, deploy = deployment.arguments, deployment.deploy
-    system = given["system"]
+    spec, deploy = deployment.spec, deployment.deploy
+    system = spec.system
     return ReplyPolicy(
         run=run,
         deadline=_DEFAULT_DEADLINE if system is None or system.deadline is None else system.deadline,
         norm_bound=deploy.norm_bound,
-        reports=given["selection"].reports,
+        reports=spec.selection.reports,
         train_metrics=deploy.train_metrics,
     )
 

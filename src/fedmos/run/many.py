@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -20,10 +19,11 @@ from ..engine.merged_runs import MergedRuns, shape_of
 from ..engine.ranks import Ranks, join
 from ..engine.round import DivergenceError, Evaluation, Steps
 from ..engine.task import DeviceCache
-from .api import run
+from .options import call_with_options
 from .preflight import repeatable
 from .result import Result
 from .run import Run
+from .spec import RunSpec
 
 _log = logging.getLogger("fedmos")
 
@@ -42,13 +42,13 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     join()
     if Ranks.joined().size > 1:
         raise ValueError("Cannot train several runs together over several ranks; use fm.run for one after another")
-    given = [dict(shared) | dict(one) for one in runs]
-    folders = [Path(one["out"]).absolute() for one in given if one.get("out") is not None]
+    specs = [call_with_options("run_many", RunSpec, (), dict(shared) | dict(one)) for one in runs]
+    folders = [Path(spec.out).absolute() for spec in specs if spec.out is not None]
     if len(set(folders)) < len(folders):
         raise ValueError("run_many: 'out' must be a folder of its own for each run")
     device_cache: DeviceCache = {}
     with ExitStack() as folders_in_use:
-        sessions = [folders_in_use.enter_context(closing(_session(one, device_cache))) for one in given]
+        sessions = [folders_in_use.enter_context(closing(Run(spec, device_cache=device_cache))) for spec in specs]
         groups: dict[Any, list[Run]] = {}
         for number, session in enumerate(sessions):
             shape = shape_of(session.simulation)
@@ -59,12 +59,6 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
             ended, interrupted = _play(group, interrupted)
             results |= {id(session): result for session, result in zip(group, ended, strict=True)}
         return [results[id(session)] for session in sessions]
-
-
-def _session(given: dict[str, Any], device_cache: DeviceCache) -> Run:
-    arguments = inspect.signature(run).bind(**given)
-    arguments.apply_defaults()
-    return Run(**arguments.arguments, device_cache=device_cache)
 
 
 def _play(group: list[Run], interrupted: bool) -> tuple[list[Result], bool]:

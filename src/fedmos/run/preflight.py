@@ -1,18 +1,102 @@
-"""Does the model fit the data? Asked once, before the first round, so that the answer is a sentence."""
+"""Checks before the first round: whether the options of a run fit together, and the model fits the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.formatting import one_line
+from ..core.formatting import format_value, one_line
+from ..core.history import METRICS
 from ..core.losses import PADDING
+from ..core.metric_names import target_rule
+from ..core.precision import Precision
+from ..core.validation import require, suggest
+from ..engine.lr_schedule import decayed
+from ..engine.sampling import over_selecting
+from ..engine.simulated_clock import Clock
 from ..engine.task import Task
+from .spec import RunSpec
+
+Located = Callable[[str], AbstractContextManager[None]]
+"""Returns a context in which errors are attributed to a part of the configuration."""
+
+
+def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), where: str = "") -> None:
+    """Refuse a federation that does not suit the selection, the availability, the system or the step size.
+
+    `located` gets the name of the part that is checked; `where` is put before the names of algorithm and selection.
+    """
+    N = len(spec.data)
+    with located("data"):
+        spec.data.validate()
+    with located(f"{where}selection"):
+        spec.selection.validate(N)
+    if spec.availability is not None:
+        with located("availability"):
+            spec.availability.validate(N)
+    if spec.system is not None:
+        with located("system"):
+            over_selecting(spec.selection, spec.system, N)
+            Clock(spec.system, N, spec.seed)
+    with located(f"{where}algorithm"):
+        _check_step_size(spec)
+
+
+def _check_step_size(spec: RunSpec) -> None:
+    """Refuse a step size that overflows in some round, by a factor above one or in the run's dtype."""
+    decay, lr = spec.lr_decay, decayed(spec.algorithm.lr, spec.lr_decay)
+    for t in (0, spec.rounds - 1, *(decay if isinstance(decay, Mapping) else ())):
+        value = lr(int(t))
+        if not math.isfinite(value) or value > torch.finfo(spec.dtype).max:
+            raise ValueError(
+                f"{type(spec.algorithm).__name__}: 'lr' must stay finite in {str(spec.dtype).removeprefix('torch.')} "
+                f"over {spec.rounds} rounds, got {format_value(spec.algorithm.lr)} with lr_decay {format_value(decay)}"
+            )
+
+
+def find_device(device: str | torch.device) -> torch.device:
+    """Return the device of that name if this machine has it."""
+    if isinstance(device, str) and device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        if not isinstance(device, str | torch.device):
+            raise TypeError
+        chosen = torch.device(device)
+        torch.zeros(1, device=chosen).item()  # fails on a "meta" device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(
+            f"run: 'device' must be 'auto' or a device of this machine, got {format_value(device)}"
+        ) from error
+    return chosen
+
+
+def check_precision(precision: Precision, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a precision that the dtype or the device does not have."""
+    if precision is not None and dtype != torch.float32:
+        raise ValueError(f"run: 'precision' must be None where 'dtype' is {dtype}, got {precision!r}")
+    if precision == "tf32" and device.type != "cuda":
+        raise ValueError("run: 'precision' must be None or 'bf16' on a CPU, got 'tf32'")
+
+
+def check_target(target: Mapping[str, float] | None, measurable: list[str]) -> Mapping[str, float]:
+    """Return the target as a dictionary; refuse metrics that the federation does not measure."""
+    if target is None:
+        return {}
+    if not isinstance(target, Mapping):
+        raise ValueError(f"run: 'target' must map metrics to numbers, got {format_value(target)}")
+    for metric, value in target.items():
+        if metric not in measurable:
+            hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), measurable)
+            raise ValueError(
+                f"run: 'target' must name one of {', '.join(measurable)}, got {format_value(metric)}{hint}"
+            )
+        require("run", f"target[{metric!r}]", value, target_rule(metric))
+    return {metric: float(value) for metric, value in target.items()}
 
 
 @torch.no_grad()

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import logging
-import os
-import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..algorithm import Algorithm
 from ..core.callback import Callback
-from ..core.flat_model import FlatModel
 from ..core.history import History, Record, reached
-from ..core.losses import Loss, LossFunction
-from ..core.precision import Precision, arithmetic
-from ..core.version import __version__
-from ..data.federated import FederatedData
+from ..core.precision import arithmetic
 from ..engine.declaration import check_declaration
 from ..engine.execution_plan import choose_plan, override, resumed_plan
 from ..engine.local_backend import ExecutionPlan, LocalBackend
-from ..engine.lr_schedule import Decay
 from ..engine.malloc import keep_memory
 from ..engine.ranks import Ranks, join
 from ..engine.round import DivergenceError, FederatedState, Steps
 from ..engine.sampling import cohort_size
-from ..engine.simulated_clock import System
 from ..engine.task import DeviceCache, Task, on_device
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.metrics import measurable
 from ..evaluation.per_client import client_accuracy
-from ..selection.availability import Availability
-from ..selection.selector import Selector
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
-from ..storage.checkpoint_schedule import Every
+from .build import build_task
 from .callbacks import Progress
-from .checks import check_parts
-from .preflight import check_fit, repeatable
+from .info import describe_run
+from .preflight import check_fit, check_parts, check_precision, check_target, find_device, repeatable
 from .result import Result
-from .settings import check_kinds, check_precision, check_settings, check_target, find_device
+from .spec import RunSpec
 
 _log = logging.getLogger("fedmos")
+
+
+MakeBackend = Callable[[Task, Algorithm, ExecutionPlan], LocalBackend]
 
 
 class Run:
@@ -54,188 +46,104 @@ class Run:
 
     def __init__(
         self,
+        spec: RunSpec,
         *,
-        model: nn.Module,
-        data: FederatedData,
-        algorithm: Algorithm,
-        selection: Selector,
-        rounds: int,
-        local_steps: int | None,
-        local_epochs: int | None,
-        batch_size: int | None,
-        loss: str | LossFunction,
-        lr_decay: Decay,
-        weight_decay: float,
-        clip: float | None,
-        eval_every: int,
-        target: Mapping[str, float] | None,
-        seed: int,
-        device: str | torch.device,
-        dtype: torch.dtype,
-        precision: Precision,
-        engine: str,
-        availability: Availability | None,
-        system: System | None,
-        out: str | os.PathLike[str] | None,
-        resume: bool,
-        checkpoint_every: Every,
-        on_bad_update: Any,
-        callbacks: Sequence[Callback | Callable[[Record], Any]],
         device_cache: DeviceCache | None = None,
-        make_backend: Callable[[Task, Algorithm, ExecutionPlan], LocalBackend] = LocalBackend,
+        make_backend: MakeBackend = LocalBackend,
     ) -> None:
-        """As `fm.run`; `device_cache` holds samples that other runs have copied to the device, and `make_backend` makes
-        what does the clients' part."""
-        check_kinds(model=model, data=data, algorithm=algorithm, selection=selection)
-        check_kinds(**{k: v for k, v in (("availability", availability), ("system", system)) if v is not None})
-        check_settings(locals())
-        rounds, eval_every, seed, weight_decay = int(rounds), int(eval_every), int(seed), float(weight_decay)
-        local_steps, local_epochs, batch_size = (
-            None if v is None else int(v) for v in (local_steps, local_epochs, batch_size)
-        )
-        clip = None if clip is None else float(clip)
-        if isinstance(lr_decay, Mapping):
-            lr_decay = {int(key): float(factor) for key, factor in lr_decay.items()}
-        else:
-            lr_decay = float(lr_decay)
-        loss_ = Loss(loss)
-        join()
-        device_ = find_device(device)
-        check_precision(precision, dtype, device_)
-        check_declaration(algorithm)
-        check_parts(
-            {
-                "algorithm": algorithm,
-                "selection": selection,
-                "data": data,
-                "availability": availability,
-                "system": system,
-                "lr_decay": lr_decay,
-                "rounds": rounds,
-                "dtype": dtype,
-            },
-            seed,
-        )
+        """Build everything that the run needs, or continue from the newest checkpoint of its folder.
 
-        if device_.type == "cpu":
-            keep_memory()
-        task = Task(
-            model=FlatModel(model, device_, dtype, precision),
-            data=on_device(data, device_, dtype, device_cache),
-            loss=loss_,
-            seed=seed,
-            local_steps=local_steps,
-            local_epochs=local_epochs,
-            batch_size=batch_size,
-            weight_decay=weight_decay,
-            clip=clip,
-        )
-        check_fit(task)
-        info: dict[str, Any] = {
-            "algorithm": repr(algorithm),
-            "selection": repr(selection),
-            "availability": repr(availability),
-            "system": repr(system),
-            "clients": len(data),
-            "parameters": task.model.size,
-            "local_steps": local_steps,
-            "local_epochs": local_epochs,
-            "batch_size": batch_size,
-            "loss": loss_.name,
-            "lr_decay": {str(k): v for k, v in lr_decay.items()} if isinstance(lr_decay, Mapping) else lr_decay,
-            "weight_decay": weight_decay,
-            "clip": clip,
-            "on_bad_update": on_bad_update,
-            "seed": seed,
-            "dtype": str(dtype).removeprefix("torch."),
-            "precision": precision,
-            "rounds": rounds,
-            "device": str(device_),
-            "versions": {"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
-        }
-        if out is not None:
-            info["model"], info["data"] = task.model.fingerprint(), data.fingerprint()
-        self._target = check_target(target, measurable(task))
-        self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in callbacks]
-        self._eval_every, self._checkpoint_every = eval_every, checkpoint_every
-        self.ranks = ranks = Ranks.joined(device_)
-        if ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
+        Args:
+            spec: the options of the run.
+            device_cache: samples that other runs have copied to the device.
+            make_backend: makes the backend that trains the clients.
+        """
+        join()
+        self.spec, self.rounds = spec, spec.rounds
+        self.task = _make_task(spec, device_cache)
+        self._target = check_target(spec.target, measurable(self.task))
+        self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in spec.callbacks]
+        self.ranks = Ranks.joined(self.task.model.device)
+        if self.ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
-        self._kept, self.rounds = out is not None, rounds
+        self.info = describe_run(spec, self.task)
         self._folder: RunFolder | None = None
-        if out is not None and ranks.first:  # the first rank writes
-            self._folder = out if isinstance(out, RunFolder) else RunFolder(out)
+        if spec.out is not None and self.ranks.first:  # only rank 0 writes
+            self._folder = spec.out if isinstance(spec.out, RunFolder) else RunFolder(spec.out)
         try:
-            earlier = None if out is None else self._found(Path(out), resume, info)
-            with arithmetic(precision):
-                plan = ranks.on_rank0(lambda: self._plan(engine, task, selection, system, rounds, earlier))
-            apart = ranks.size > 1 and device_.type == "cpu" if earlier is None else earlier.info.get("apart", False)
-            plan = replace(plan, apart=apart)
-            info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
-            info |= {"apart": True} if apart else {}
-            if earlier is not None:
-                kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
-                info |= {key: earlier.info[key] for key in kept if key in earlier.info}
-            task = replace(task, compiled=plan.compiled)
-            self.simulation = FederatedState(
-                task=task,
-                algorithm=algorithm,
-                selector=selection,
-                plan=plan,
-                lr_decay=lr_decay,
-                on_bad_update=on_bad_update,
-                availability=availability,
-                system=system,
-                scratch=None if self._folder is None else self._folder.path,
-                ranks=ranks,
-                make_backend=make_backend,
-            )
-            if earlier is not None:
-                self.simulation.restore(earlier)
+            earlier = None if spec.out is None else self._load_checkpoint(Path(spec.out))
+            self.simulation = self._make_simulation(earlier, make_backend)
         except BaseException:
             self.close()
             raise
-        self.task, self.info = task, info
         self._before = self.simulation.x
         self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
 
-    def _found(self, out: Path, resume: bool, info: Mapping[str, Any]) -> Snapshot | None:
-        """What to continue from. The first rank looks for it; the others read what it has found."""
+    def _load_checkpoint(self, out: Path) -> Snapshot | None:
+        """Find the checkpoint to continue from, on rank 0; other ranks read the one that it has found."""
         found: Snapshot | None = None
 
-        def look() -> int | None:
+        def find() -> int | None:
             nonlocal found
             if self._folder is None:
                 return None
-            found = _earlier(self._folder, resume, info)
+            found = _earlier(self._folder, self.spec.resume, self.info)
             if found is not None and "light" in found.info and not _over(found.history, self.rounds, self._target):
                 raise ValueError(
                     f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
                 )
             return self._folder.checkpoints.chosen
 
-        number = self.ranks.on_rank0(look)
+        number = self.ranks.on_rank0(find)
         if self.ranks.first or number is None:
             return found
         return Checkpoints(out / "checkpoints").read(number)
 
-    @staticmethod
-    def _plan(
-        engine: str, task: Task, selection: Selector, system: System | None, rounds: int, earlier: Snapshot | None
-    ) -> ExecutionPlan:
-        """How to compute: as the earlier part of the run did, else as asked or as measured."""
-        m = cohort_size(selection, system, len(task.data))
+    def _make_simulation(self, earlier: Snapshot | None, make_backend: MakeBackend) -> FederatedState:
+        """Choose the execution plan, and build the run's state or restore it."""
+        spec, ranks = self.spec, self.ranks
+        with arithmetic(spec.precision):
+            plan = ranks.on_rank0(lambda: self._plan(earlier))
+        on_cpu = self.task.model.device.type == "cpu"
+        apart = ranks.size > 1 and on_cpu if earlier is None else earlier.info.get("apart", False)
+        plan = replace(plan, apart=apart)
+        self.info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
+        self.info |= {"apart": True} if apart else {}
         if earlier is not None:
-            before = earlier.info
-            asked = {"compiled": "batched"}.get(override(engine), override(engine))
-            if asked not in ("auto", before["engine"]):
-                raise ValueError(
-                    f"Cannot resume the run because its 'engine' is {before['engine']!r}, got {asked!r}; "
-                    "use a new folder"
-                )
-            why = before.get("engine_why", "as before")
-            return resumed_plan(task, before["engine"], before.get("chunk", m), before.get("compiled", False), why)
-        return choose_plan(engine, task, m, rounds)
+            kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
+            self.info |= {key: earlier.info[key] for key in kept if key in earlier.info}
+        self.task = replace(self.task, compiled=plan.compiled)
+        simulation = FederatedState(
+            task=self.task,
+            algorithm=spec.algorithm,
+            selector=spec.selection,
+            plan=plan,
+            lr_decay=spec.lr_decay,
+            on_bad_update=spec.on_bad_update,
+            availability=spec.availability,
+            system=spec.system,
+            scratch=None if self._folder is None else self._folder.path,
+            ranks=ranks,
+            make_backend=make_backend,
+        )
+        if earlier is not None:
+            simulation.restore(earlier)
+        return simulation
+
+    def _plan(self, earlier: Snapshot | None) -> ExecutionPlan:
+        """The execution plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
+        spec, task = self.spec, self.task
+        m = cohort_size(spec.selection, spec.system, len(task.data))
+        if earlier is None:
+            return choose_plan(spec.engine, task, m, spec.rounds)
+        before = earlier.info
+        asked = {"compiled": "batched"}.get(override(spec.engine), override(spec.engine))
+        if asked not in ("auto", before["engine"]):
+            raise ValueError(
+                f"Cannot resume the run because its 'engine' is {before['engine']!r}, got {asked!r}; use a new folder"
+            )
+        why = before.get("engine_why", "as before")
+        return resumed_plan(task, before["engine"], before.get("chunk", m), before.get("compiled", False), why)
 
     def play(self) -> Result:
         """The whole run."""
@@ -276,7 +184,7 @@ class Run:
     def begin(self) -> None:
         def start() -> None:
             if self._folder is not None:
-                self._folder.begin(self.info, self.simulation.history, self._checkpoint_every)
+                self._folder.begin(self.info, self.simulation.history, self.spec.checkpoint_every)
             for watcher in self.watchers:
                 watcher.on_start(self.rounds, self.simulation.t)
 
@@ -288,7 +196,7 @@ class Run:
         if self._over():
             return None
         t = simulation.t + 1
-        return simulation.steps(evaluate=t % self._eval_every == 0 or t == self.rounds)
+        return simulation.steps(evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
 
     def _over(self) -> bool:
         return _over(self.simulation.history, self.rounds, self._target)
@@ -320,7 +228,7 @@ class Run:
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
-        if not self._kept or (self._saved == self.simulation.t and not interrupted):
+        if self.spec.out is None or (self._saved == self.simulation.t and not interrupted):
             return
         folder, simulation = self._folder, self.simulation
         snapshot, changed = simulation.snapshot(self.info, interrupted), simulation.clients.changed
@@ -341,7 +249,7 @@ class Run:
 
     def end(self, interrupted: bool = False) -> Result:
         at_hand = not self.simulation.crew.remote
-        if self._kept and at_hand and not interrupted and "client_accuracy" not in self.info:
+        if self.spec.out is not None and at_hand and not interrupted and "client_accuracy" not in self.info:
             of_x = self.ranks.on_rank0(lambda: client_accuracy(self.task, self.simulation.x))
             self.info["client_accuracy"], self._saved = of_x, None
         self._save(interrupted)
@@ -357,6 +265,19 @@ class Run:
         """Let other runs into the folder."""
         if self._folder is not None:
             self._folder.close()
+
+
+def _make_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
+    """Move model and data to the device, and check that everything fits together."""
+    device = find_device(spec.device)
+    check_precision(spec.precision, spec.dtype, device)
+    check_declaration(spec.algorithm)
+    check_parts(spec)
+    if device.type == "cpu":
+        keep_memory()
+    task = build_task(spec, device, on_device(spec.data, device, spec.dtype, device_cache))
+    check_fit(task)
+    return task
 
 
 class _Function(Callback):

@@ -21,7 +21,7 @@ from ...core.history import Record
 from ...data.dataset import Dataset
 from ...data.federated import FederatedData
 from ...run.many import run_many
-from ...run.settings import find_device
+from ...run.preflight import find_device
 from ..compare import side_by_side
 from ..tune import badness
 from .record import Job, Records, Run, run_record

@@ -1,0 +1,239 @@
+"""`RunSpec`: every option of a run, validated once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..algorithm import Algorithm
+from ..core.callback import Callback
+from ..core.formatting import format_value
+from ..core.history import Record
+from ..core.losses import Loss, LossFunction
+from ..core.precision import Precision
+from ..core.validation import LARGE, LOCAL, Rule, boolean, count, non_negative, one_of, positive, require, whole_number
+from ..core.validation import seed as seed_rule
+from ..data.federated import FederatedData
+from ..engine.lr_schedule import Decay
+from ..engine.simulated_clock import System
+from ..selection.availability import Availability
+from ..selection.selector import Selector
+from ..storage.checkpoint_schedule import Every, is_every
+from .options import instance_of, option, options, options_of
+
+
+def _is_decay(v: Any) -> bool:
+    if isinstance(v, Mapping):
+        return all(whole_number.fault(key) is None and positive.test(factor) for key, factor in v.items())
+    return positive.test(v)
+
+
+def _convert_decay(v: Any) -> Decay:
+    return {int(key): float(factor) for key, factor in v.items()} if isinstance(v, Mapping) else float(v)
+
+
+def _record_decay(v: Decay) -> Any:
+    return {str(key): factor for key, factor in v.items()} if isinstance(v, Mapping) else v
+
+
+def _record_dtype(v: torch.dtype) -> str:
+    return str(v).removeprefix("torch.")
+
+
+def _record_loss(v: str | LossFunction) -> str:
+    return Loss(v).name
+
+
+@options
+class RunSpec:
+    """Every option of a run; the arguments of `fm.run`.
+
+    The arguments of `fm.run` and `fm.run_many`, the keys of configuration files, the record in a run's folder, the
+    comparison when a run is resumed, and the deployment follow from the fields of this class.
+    """
+
+    model: nn.Module = option(
+        "Any module without BatchNorm. The run starts from its weights and leaves it unchanged.",
+        instance_of(nn.Module, "a torch.nn.Module"),
+        kw_only=False,
+        resume="not recorded",  # RunInfo holds its fingerprint
+    )
+    data: FederatedData = option(
+        "The federation, from `fm.datasets.load(...).partition(...)` or `FederatedData.from_arrays`.",
+        instance_of(FederatedData, "a fedmos.FederatedData"),
+        kw_only=False,
+        resume="not recorded",  # RunInfo holds its fingerprint
+    )
+    algorithm: Algorithm = option(
+        "What clients and server compute, e.g. `fm.FedMoS(lr=0.01)`.",
+        instance_of(Algorithm, "a fedmos.Algorithm"),
+        kw_only=False,
+        record=repr,
+        shared=True,
+        per_run=True,
+    )
+    selection: Selector = option(
+        "Which clients take part in a round, e.g. `fm.ACS(m=25)`.",
+        instance_of(Selector, "a fedmos.Selector"),
+        kw_only=False,
+        record=repr,
+        per_run=True,
+    )
+    rounds: int = option("Maximum number of rounds.", count, convert=int, resume="may change")
+    local_steps: int | None = option(
+        "Local steps per round; give exactly one of `local_steps` and `local_epochs`.",
+        count.up_to(LOCAL),
+        default=None,
+        convert=int,
+        shared=True,
+    )
+    local_epochs: int | None = option(
+        "Passes over the local data per round.", count.up_to(LOCAL), default=None, convert=int, shared=True
+    )
+    batch_size: int | None = option(
+        "Samples per step; None uses all local data, so that only client selection is random.",
+        count,
+        default=None,
+        convert=int,
+        shared=True,
+    )
+    loss: str | LossFunction = option(
+        '"cross_entropy", "mse", "bce", or a callable (outputs, targets) → mean over the batch.',
+        default="cross_entropy",
+        record=_record_loss,
+        shared=True,
+    )
+    lr_decay: Decay = option(
+        "Factor of the step size per round, or a mapping from round (from 0) to a factor that applies from that round "
+        "on: `{150: .5}`.",
+        Rule("> 0, or factors > 0 by round", _is_decay),
+        default=1.0,
+        convert=_convert_decay,
+        record=_record_decay,
+    )
+    weight_decay: float = option(
+        "Every gradient g at y becomes clip(g) + weight_decay · y.",
+        non_negative.up_to(LARGE),
+        default=0.0,
+        convert=float,
+        shared=True,
+    )
+    clip: float | None = option(
+        "Maximum norm of a gradient; None for no clipping.",
+        positive.up_to(LARGE),
+        default=None,
+        convert=float,
+        shared=True,
+    )
+    eval_every: int = option(
+        "Evaluate after every so many rounds, and after the last.",
+        count,
+        default=1,
+        convert=int,
+        resume="not recorded",
+    )
+    target: Mapping[str, float] | None = option(
+        'Metrics to reach, e.g. `{"accuracy": 0.95}`; the run ends when all are reached.',
+        default=None,
+        resume="not recorded",
+        per_run=True,
+    )
+    seed: int = option(
+        "Determines every random number of the run.", seed_rule, default=0, convert=int, shared=True, per_run=True
+    )
+    device: str | torch.device = option(
+        '"auto" (CUDA if available), or a device.', default="auto", resume="not recorded"
+    )  # RunInfo holds the device that was found
+    dtype: torch.dtype = option(
+        "torch.float32 or torch.float64.",
+        one_of(torch.float32, torch.float64),
+        default=torch.float32,
+        record=_record_dtype,
+        shared=True,
+    )
+    precision: Precision = option(
+        'None for the arithmetic of `dtype`; "tf32" (GPU) or "bf16" for faster, less exact products.',
+        one_of("tf32", "bf16"),
+        default=None,
+        shared=True,
+    )
+    engine: Literal["auto", "loop", "batched"] = option(
+        '"loop" (the plain reference), "batched" (the cohort as one program), or "auto".',
+        one_of("auto", "loop", "batched"),
+        default="auto",
+        resume="not recorded",  # RunInfo holds the engine that was chosen
+    )
+    availability: Availability | None = option(
+        "Which clients are available in which round, e.g. `fm.Alternating()`; None for all.",
+        instance_of(Availability, "a fedmos.Availability"),
+        default=None,
+        record=repr,
+    )
+    system: System | None = option(
+        "Simulated clock with deadlines, e.g. `fm.System(deadline=60, over_select=1.3)`; None for no clock.",
+        instance_of(System, "a fedmos.System"),
+        default=None,
+        record=repr,
+    )
+    out: str | os.PathLike[str] | None = option(
+        "Folder of the run: its configuration, metrics, log and checkpoints; see docs/reliability.md.",
+        Rule("a path", lambda v: isinstance(v, str | os.PathLike)),
+        default=None,
+        resume="not recorded",
+        per_run=True,
+    )
+    resume: bool = option(
+        "Continue the run in `out`; start anew if there is none, return the result if it is finished.",
+        boolean,
+        default=False,
+        resume="not recorded",
+        toml=False,
+    )
+    checkpoint_every: Every = option(
+        'Save in `out` after every so many rounds, or after a time such as "30s" or "5min"; None spends a twentieth of '
+        "the time on checkpoints and saves at most every ten seconds.",
+        is_every,
+        default=None,
+        resume="not recorded",
+        per_run=True,
+    )
+    on_bad_update: Literal["stop", "drop"] = option(
+        'At a non-finite update, "stop" (DivergenceError) or "drop" the client for the round.',
+        one_of("stop", "drop"),
+        default="stop",
+    )
+    callbacks: Sequence[Callback | Callable[[Record], Any]] = option(
+        "`Callback` objects, or functions of a round's record.",
+        Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
+        default=(),
+        resume="not recorded",
+        toml=False,
+    )
+
+    def __post_init__(self) -> None:
+        for name, described in options_of(self).items():
+            object.__setattr__(self, name, described.checked("run", name, getattr(self, name)))
+        require(type(self.algorithm).__name__, "lr", getattr(self.algorithm, "lr", None), positive)
+        Loss(self.loss)
+        for callback in self.callbacks:
+            if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
+                raise ValueError(
+                    f"run: 'callbacks' must be Callback objects or functions, got {format_value(callback)}"
+                )
+        if (self.local_steps is None) == (self.local_epochs is None):
+            got = "both" if self.local_steps is not None else "neither"
+            raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
+        if self.out is None and (self.resume or self.checkpoint_every is not None):
+            raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
+
+    def recorded(self) -> dict[str, Any]:
+        """The options that a run's folder records, as JSON."""
+        return {
+            name: getattr(self, name) if described.record is None else described.record(getattr(self, name))
+            for name, described in options_of(self).items()
+            if described.resume != "not recorded"
+        }
