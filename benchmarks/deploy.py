@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from fedmos.flower.local.environment import POLL
-from fedmos.flower.local.session import APPS, SUPERLINK, LocalDeployment
+from fedmos.flower.local.local_deployment import SUPEREXEC, SUPERLINK, LocalDeployment
 from fedmos.run.result import Result
 
 _PROJECT = """\
@@ -81,10 +81,10 @@ def write_app(folder: Path, clients: int, megabytes: float, rounds: int) -> Path
 class Stock(LocalDeployment):
     """The same with Flower's own programs and pauses: they start what runs apps themselves."""
 
-    def _command(self, name: str) -> tuple[list[str], dict[str, str]]:
-        if name == APPS:
+    def command(self, name: str) -> tuple[list[str], dict[str, str]]:
+        if name == SUPEREXEC:
             return ["sleep", "infinity"], {}
-        command, own = super()._command(name)
+        command, own = super().command(name)
         command = ["subprocess" if text == "process" else text for text in command]
         own = own | {POLL: "1"}
         if name != SUPERLINK:
@@ -96,7 +96,7 @@ class Stock(LocalDeployment):
 def measure(deployment: LocalDeployment, folder: Path, clients: int, megabytes: float, rounds: int) -> str:
     app = write_app(folder / f"app-{megabytes:g}", clients, megabytes, rounds)
     out = folder / f"run-{megabytes:g}"
-    state = deployment.run(app, out, seconds=3600)
+    state = deployment.run(app, out, timeout=3600)
     if not state.completed:
         raise RuntimeError(f"{state.details}\n{deployment.server_log(60)}")
     seconds = [record.seconds for record in Result.load(out).history][1:]

@@ -48,7 +48,7 @@ def init(
 
     `flwr run DIR` starts it on a SuperLink; docs/deploy.md tells how to set one up.
     """
-    from ..flower.local.app import write_app
+    from ..flower.local.app_template import write_app
 
     settings = _load(configuration, set_ or [])
     write_app(folder, settings.kept(exclude={"out"}), settings.out or "")
@@ -90,9 +90,9 @@ def local(
     Given the folder of a run that was cut off, continues it.
     """
     from ..flower.deployment import Deployment
-    from ..flower.local.app import CONFIGURATION, write_app
-    from ..flower.local.session import LocalDeployment
-    from ..flower.local.supervise import ended_by_signals
+    from ..flower.local.app_template import CONFIGURATION, write_app
+    from ..flower.local.local_deployment import LocalDeployment
+    from ..flower.local.process_group import exit_on_signals
     from .commands import free_folder
 
     overrides = [*(set_ or []), *([] if clients is None else [f"data.clients={clients}"])]
@@ -104,10 +104,10 @@ def local(
     _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
     try:
         with (
-            ended_by_signals(),
+            exit_on_signals(),
             LocalDeployment(folder, names, poll, preload=folder / "app" / "app" / CONFIGURATION) as deployment,
         ):
-            state = deployment.run(folder / "app", folder / "run", watch=_rounds(folder / "run"))
+            state = deployment.run(folder / "app", folder / "run", on_poll=_print_rounds(folder / "run"))
             if not state.completed:
                 raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")
     except KeyboardInterrupt:
@@ -122,14 +122,14 @@ def node(context: typer.Context) -> None:
 
     Takes --poll SECONDS (default 0.5), --memory FILE, and all that flower-supernode takes.
     """
-    program = Path(__file__).parents[1] / "flower" / "local" / "node.py"  # run by itself, it starts sooner
+    program = Path(__file__).parents[1] / "flower" / "local" / "supernode.py"
     os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])
 
 
 @app.command(context_settings=_PASSED_ON)
 def apps(context: typer.Context) -> None:
     """Run the apps of a SuperLink or SuperNode that has --isolation process; in place of flower-superexec."""
-    os.execv(sys.executable, [sys.executable, "-m", "fedmos.flower.local.apps", *context.args])
+    os.execv(sys.executable, [sys.executable, "-m", "fedmos.flower.local.superexec", *context.args])
 
 
 def _load(configuration: Path | None, overrides: list[str]) -> RunConfig:
@@ -144,17 +144,17 @@ def _load(configuration: Path | None, overrides: list[str]) -> RunConfig:
     return settings
 
 
-def _rounds(folder: Path) -> Callable[[], None]:
-    """Something that tells of rounds as the server writes them down."""
-    from ..flower.local.progress import Progress
+def _print_rounds(folder: Path) -> Callable[[], None]:
+    """Return a function that prints the rounds completed since its last call."""
+    from ..flower.local.progress import DeploymentProgress
 
-    progress = Progress(folder)
+    progress = DeploymentProgress(folder)
 
-    def watch() -> None:
-        for record in progress.news():
+    def print_new_rounds() -> None:
+        for record in progress.new_records():
             _say(_line(record))
 
-    return watch
+    return print_new_rounds
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from fedmos.flower.local.app import CONFIGURATION, write_app
+from fedmos.flower.local.app_template import CONFIGURATION, write_app
 from helpers.deploy_methods import CLIENTS, configuration
 
 
 @pytest.fixture(scope="session")
 def deployment(tmp_path_factory):
-    from fedmos.flower.local.session import LocalDeployment
+    from fedmos.flower.local.local_deployment import LocalDeployment
 
     folder = tmp_path_factory.mktemp("deployment")
     preloaded = write_app(folder / "preloaded", configuration("SCAFFOLD").kept()) / "preloaded" / CONFIGURATION

@@ -18,8 +18,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedmos.flower.local.certificates import make_certificates, make_key
-from fedmos.flower.local.environment import environment
-from fedmos.flower.local.session import free_ports
+from fedmos.flower.local.environment import flower_environment
+from fedmos.flower.local.local_deployment import free_ports
 
 pytestmark = pytest.mark.deploy
 TRUSTING = ["--root-certificates", "{authority}"]
@@ -47,7 +47,7 @@ def turned_away(deployment, tmp_path_factory):
         command = ["flower-supernode", "--superlink", deployment.address, "--port", str(port), "--isolation", "process"]
         command += ["--max-retries", "1", "--max-wait-time", "5", *(text.format(**places) for text in arguments)]
         tries[name] = subprocess.Popen(
-            command, env=environment(folder, 0.1), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, env=flower_environment(folder, 0.1), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     try:
         said = {name: (process.communicate(timeout=120)[0], process.returncode) for name, process in tries.items()}

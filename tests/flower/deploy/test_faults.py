@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos.flower.local.progress import Progress
-from fedmos.flower.local.supervise import wait_until
+from fedmos.flower.local.process_group import wait_until
+from fedmos.flower.local.progress import DeploymentProgress
 from fedmos.storage.toml import dumps
 from helpers.deploy_methods import CLIENTS, configuration, simulated
 
@@ -25,11 +25,11 @@ class Saboteur:
     """Does harm in the rounds that follow those given; to be called at every look at a run."""
 
     def __init__(self, run: Path, harm):
-        self.progress, self.harm = Progress(run), harm
+        self.progress, self.harm = DeploymentProgress(run), harm
         self.done = []
 
     def __call__(self):
-        for record in self.progress.news():
+        for record in self.progress.new_records():
             if record["round"] in KILLS_AFTER and self.harm(len(self.done)):
                 self.done.append(record["round"])
 
@@ -49,7 +49,7 @@ def test_clients_that_are_killed_rejoin_with_their_state(deployment, app, tmp_pa
         return True
 
     saboteur = Saboteur(tmp_path / "run", kill)
-    state = deployment.run(app(settings), tmp_path / "run", seconds=400, watch=saboteur)
+    state = deployment.run(app(settings), tmp_path / "run", timeout=400, on_poll=saboteur)
     assert state.completed, deployment.server_log(60)
     assert len(saboteur.done) == len(KILLS_AFTER)
     check(tmp_path / "run", settings)
@@ -58,7 +58,7 @@ def test_clients_that_are_killed_rejoin_with_their_state(deployment, app, tmp_pa
 def test_a_server_that_is_killed_goes_on_from_the_last_committed_round(deployment, app, tmp_path):
     settings = configuration("SCAFFOLD", rounds=8, selection=EVERYONE)
     saboteur = Saboteur(tmp_path / "run", lambda time: deployment.kill_server_app())
-    state = deployment.run(app(settings), tmp_path / "run", seconds=400, watch=saboteur)
+    state = deployment.run(app(settings), tmp_path / "run", timeout=400, on_poll=saboteur)
     assert state.completed, deployment.server_log(60)
     assert len(saboteur.done) == len(KILLS_AFTER)
     check(tmp_path / "run", settings)

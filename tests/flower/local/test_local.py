@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from typer.testing import CliRunner
 
 from fedmos.cli.commands import app
 from fedmos.config import schema as config
-from fedmos.flower.local.app import write_app
-from fedmos.flower.local.environment import environment
-from fedmos.flower.local.progress import Progress
-from fedmos.flower.local.supervise import ProcessGroup, wait_until
+from fedmos.flower.local.app_template import write_app
+from fedmos.flower.local.environment import flower_environment
+from fedmos.flower.local.process_group import ProcessGroup, wait_until
+from fedmos.flower.local.progress import DeploymentProgress
 
 RUN = {
     "rounds": 2,
@@ -116,38 +117,38 @@ class TestCertificates:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc what runs")
-class TestTroupe:
+class TestProcessGroup:
     def test_all_end_with_it_even_those_that_do_not_heed_and_what_they_started(self, tmp_path):
         stubborn = "trap '' TERM; sleep 600 & echo $! > grandchild; wait; sleep 600"
-        with ProcessGroup(tmp_path, os.environ) as troupe:
-            troupe.start("meek", ["sleep", "600"])
-            troupe.start("stubborn", ["sh", "-c", f"cd {tmp_path}; {stubborn}"])
+        with ProcessGroup(tmp_path, os.environ) as processes:
+            processes.start("meek", ["sleep", "600"])
+            processes.start("stubborn", ["sh", "-c", f"cd {tmp_path}; {stubborn}"])
             wait_until((tmp_path / "grandchild").exists, 5, "grandchild")
             wait_until(lambda: bool((tmp_path / "grandchild").read_text()), 5, "grandchild")
-            pids = [troupe.pid("meek"), troupe.pid("stubborn"), int((tmp_path / "grandchild").read_text())]
+            pids = [processes.pid("meek"), processes.pid("stubborn"), int((tmp_path / "grandchild").read_text())]
             assert all(map(running, pids))
-            troupe.stop(patience=0.2)
+            processes.stop(timeout=0.2)
             wait_until(lambda: not any(map(running, pids)), 2, "end")  # a killed one takes a moment to go
-            assert not troupe.alive("meek")
+            assert not processes.alive("meek")
 
     def test_what_an_ended_process_left_behind_ends_too(self, tmp_path):
-        with ProcessGroup(tmp_path, os.environ) as troupe:
-            troupe.start("gone", ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/child"])
-            wait_until(lambda: not troupe.alive("gone"), 5, "its end")
+        with ProcessGroup(tmp_path, os.environ) as processes:
+            processes.start("gone", ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/child"])
+            wait_until(lambda: not processes.alive("gone"), 5, "its end")
             child = int((tmp_path / "child").read_text())
             assert running(child)
         wait_until(lambda: not running(child), 5, "the end of its child")
 
     def test_a_process_can_be_killed_and_started_again(self, tmp_path):
-        with ProcessGroup(tmp_path, os.environ) as troupe:
-            troupe.start("one", ["sh", "-c", "echo said; sleep 600"])
-            wait_until(lambda: troupe.said("one") == "said", 5, "its word")
-            first = troupe.pid("one")
-            troupe.kill("one")
+        with ProcessGroup(tmp_path, os.environ) as processes:
+            processes.start("one", ["sh", "-c", "echo said; sleep 600"])
+            wait_until(lambda: processes.log_tail("one") == "said", 5, "its word")
+            first = processes.pid("one")
+            processes.kill("one")
             assert not running(first)
-            assert not troupe.alive("one")
-            troupe.start("one", ["sleep", "600"])
-            assert troupe.alive("one")
+            assert not processes.alive("one")
+            processes.start("one", ["sleep", "600"])
+            assert processes.alive("one")
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_all_end_when_their_starter_is_ended(self, tmp_path, number):
@@ -156,11 +157,11 @@ class TestTroupe:
             "import os, sys, time\n"
             "from pathlib import Path\n"
             "sys.path.insert(0, sys.argv[1])\n"
-            "from supervise import ProcessGroup, ended_by_signals\n"
-            "with ended_by_signals(), ProcessGroup(Path(sys.argv[2]), os.environ) as troupe:\n"
+            "from process_group import ProcessGroup, exit_on_signals\n"
+            "with exit_on_signals(), ProcessGroup(Path(sys.argv[2]), os.environ) as processes:\n"
             "    for name in 'ab':\n"
-            "        troupe.start(name, ['sleep', '600'])\n"
-            "    print(os.getpid(), troupe.pid('a'), troupe.pid('b'), flush=True)\n"
+            "        processes.start(name, ['sleep', '600'])\n"
+            "    print(os.getpid(), processes.pid('a'), processes.pid('b'), flush=True)\n"
             "    time.sleep(600)\n"
         )
         module = Path(sys.modules[ProcessGroup.__module__].__file__).parent
@@ -204,8 +205,26 @@ class TestApp:
         assert config.load(config.RunConfig, tmp_path / "app" / "app" / "run.toml").algorithm.fields["lr"] == 0.25
 
 
+@pytest.mark.parametrize("command", ["node", "apps"])
+def test_the_commands_for_single_machines_start_their_programs(monkeypatch, command):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append(arguments))
+    done = CliRunner().invoke(app, ["deploy", command, "--superlink", "host:1"])
+    assert done.exit_code == 0, done.output
+    ((python, *options, program, name, value),) = started
+    assert (python, name, value) == (sys.executable, "--superlink", "host:1")
+    if command == "node":
+        assert options == ["-P"]
+        assert Path(program).is_file()
+    else:
+        assert options == ["-m"]
+        assert find_spec(program) is not None
+
+
 def test_the_environment_is_offline_and_spares_the_proxy(tmp_path):
-    made = environment(tmp_path, 0.001, {"PATH": "/usr/bin", "no_proxy": "example.org", "HTTPS_PROXY": "http://proxy"})
+    made = flower_environment(
+        tmp_path, 0.001, {"PATH": "/usr/bin", "no_proxy": "example.org", "HTTPS_PROXY": "http://proxy"}
+    )
     assert made["FLWR_TELEMETRY_ENABLED"] == "0"
     assert made["FLWR_DISABLE_UPDATE_CHECK"] == made["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert made["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] == "0.01"
@@ -214,41 +233,41 @@ def test_the_environment_is_offline_and_spares_the_proxy(tmp_path):
 
 
 def test_progress_tells_each_round_once_and_only_when_its_line_is_complete(tmp_path):
-    progress, metrics = Progress(tmp_path), tmp_path / "metrics.jsonl"
-    assert progress.news() == []
+    progress, metrics = DeploymentProgress(tmp_path), tmp_path / "metrics.jsonl"
+    assert progress.new_records() == []
     metrics.write_text('{"round": 1}\n{"round": 2')
-    assert [r["round"] for r in progress.news()] == [1]
-    assert progress.news() == []
+    assert [r["round"] for r in progress.new_records()] == [1]
+    assert progress.new_records() == []
     metrics.write_text('{"round": 1}\n{"round": 2}\n')
-    assert [r["round"] for r in progress.news()] == [2]
+    assert [r["round"] for r in progress.new_records()] == [2]
     metrics.write_text('{"round": 1}\n')  # a server that continues after round 1
-    assert progress.news() == []
+    assert progress.new_records() == []
     metrics.write_text('{"round": 1}\n{"round": 2}\n{"round": 3}\n')
-    assert [r["round"] for r in progress.news()] == [3]
+    assert [r["round"] for r in progress.new_records()] == [3]
 
 
-class TestApps:
-    """What runs apps, given apps that only sleep."""
+class TestForkingExecutor:
+    """The executor of client and server apps, with apps that only sleep."""
 
     @pytest.fixture
-    def apps(self, monkeypatch):
+    def module(self, monkeypatch):
         pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
-        from fedmos.flower.local import apps
+        from fedmos.flower.local import forking_executor
 
-        monkeypatch.setattr(apps, "_PATIENCE", 0.2)
-        monkeypatch.setattr(apps, "_APPS", dict.fromkeys(apps._APPS, lambda: time.sleep(600)))
-        return apps
+        monkeypatch.setattr(forking_executor, "_GRACE_PERIOD", 0.2)
+        monkeypatch.setattr(forking_executor, "_APPS", dict.fromkeys(forking_executor._APPS, lambda: time.sleep(600)))
+        return forking_executor
 
     @pytest.fixture
-    def executor(self, apps):
-        executor = apps.ForkingExecutor()
+    def executor(self, module):
+        executor = module.ForkingExecutor()
         yield executor
         for process in (*executor._clients, *executor._servers):
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
 
     @staticmethod
-    def task(apps, kind: str):
+    def task(kind: str):
         from flwr.supercore.constant import TaskType
         from flwr.supercore.superexec.executor import ExecutionSpec
 
@@ -264,14 +283,14 @@ class TestApps:
             task_id=1,
         )
 
-    def test_a_client_app_that_hangs_ends_after_its_successor_came(self, apps, executor):
-        executor.launch(self.task(apps, "flwr-clientapp"))
+    def test_a_client_app_that_hangs_ends_after_its_successor_came(self, executor):
+        executor.launch(self.task("flwr-clientapp"))
         (first,) = executor._clients
         for _ in range(5):
             time.sleep(0.1)
             executor.reconcile()
         assert running(first)  # as long as it has no successor, it may take its time
-        executor.launch(self.task(apps, "flwr-clientapp"))
+        executor.launch(self.task("flwr-clientapp"))
 
         def gone() -> bool:
             executor.reconcile()
@@ -281,10 +300,10 @@ class TestApps:
         assert not running(first)
         assert len(executor._clients) == 1
 
-    def test_the_death_of_a_server_app_is_reported(self, apps, executor, monkeypatch):
+    def test_the_death_of_a_server_app_is_reported(self, module, executor, monkeypatch):
         reported = []
-        monkeypatch.setattr(apps, "_report", lambda spec, reason: reported.append((spec.task_id, reason)))
-        executor.launch(self.task(apps, "flwr-serverapp"))
+        monkeypatch.setattr(module, "_report_failure", lambda spec, reason: reported.append((spec.task_id, reason)))
+        executor.launch(self.task("flwr-serverapp"))
         (process,) = executor._servers
         os.kill(process, signal.SIGKILL)
 

@@ -1,1 +1,1 @@
-"""Running the apps of `fedmos.flower`: certificates and keys, Flower's processes, and a deployment on one machine."""
+"""Processes of a deployment: certificates and keys, Flower's programs, and a whole deployment on one machine."""

@@ -1,4 +1,4 @@
-"""What an operator tells a SuperLink: which clients may take part, and what to run."""
+"""Client of a SuperLink's control API: registers clients, and starts and monitors runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 @dataclass(frozen=True)
 class RunState:
-    """How a Flower run fares."""
+    """The state of a Flower run."""
 
     status: str
     outcome: str
@@ -38,29 +38,31 @@ class RunState:
 
     @property
     def ended(self) -> bool:
+        """Whether the run has ended, successfully or not."""
         return self.status == str(Status.FINISHED)
 
     @property
     def completed(self) -> bool:
+        """Whether the run has ended successfully."""
         return self.outcome == str(SubStatus.COMPLETED)
 
     @property
     def stopped(self) -> bool:
-        """Ended by an operator."""
+        """Whether an operator has stopped the run."""
         return self.outcome == str(SubStatus.STOPPED)
 
     @property
     def raised(self) -> bool:
-        """Ended by an error in the server app, which would come again, rather than by its death."""
+        """Whether the server app raised an exception, which a restart would repeat. False if it was killed."""
         return self.outcome == str(SubStatus.FAILED) and self.details.startswith("ServerApp failed with exception")
 
 
-class Control:
-    """A connection to a SuperLink's control interface."""
+class ControlClient:
+    """A connection to a SuperLink's control API."""
 
     def __init__(self, address: str, authority: Path) -> None:
         self._address = address
-        self._trust = ssl.create_default_context(cafile=str(authority))
+        self._tls = ssl.create_default_context(cafile=str(authority))
         self._client = ControlHttpClient.from_server_address(
             server_address=address,
             insecure=False,
@@ -68,7 +70,7 @@ class Control:
             interceptors=[RuntimeVersionHttpInterceptor(component_name="fedmos")],
         )
 
-    def __enter__(self) -> Control:
+    def __enter__(self) -> ControlClient:
         return self
 
     def __exit__(
@@ -77,8 +79,8 @@ class Control:
         self._client.close()
 
     def listening(self) -> bool:
-        """Whether the SuperLink answers."""
-        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self._trust))
+        """Whether the SuperLink responds."""
+        opener = build_opener(ProxyHandler({}), HTTPSHandler(context=self._tls))
         try:
             with opener.open(f"https://{self._address}/health", timeout=2) as response:
                 return bool(response.status == 200)
@@ -86,27 +88,30 @@ class Control:
             return False
 
     def register(self, public_key: Path) -> int:
-        """Let the holder of a key take part; returns the number that Flower knows it by."""
+        """Register a client's public key; returns the node id that Flower assigns."""
         request = RegisterNodeRequest(public_key=try_load_public_key(public_key))
         return int(self._client.RegisterNode(request).node_id)
 
     def online(self) -> set[int]:
-        """The numbers of clients that are signed on."""
+        """Return the ids of connected nodes."""
         nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
         return {node.node_id for node in nodes if node.status == NodeStatus.ONLINE}
 
     def start(self, app: Path, settings: Mapping[str, str | int | float | bool]) -> int:
-        """Start an app, with settings in place of those in its pyproject.toml; returns the run's number."""
-        with warnings.catch_warnings():  # it asks for file names in a way that its dependency has given up
+        """Start an app and return the run's number; `settings` override those in its pyproject.toml."""
+        with warnings.catch_warnings():  # Flower uses a deprecated function of pathspec
             warnings.simplefilter("ignore", DeprecationWarning)
             bundle = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
         request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(settings)))
         response = self._client.StartRun(request)
         if not response.HasField("run_id"):
-            raise RuntimeError(f"Cannot start {app} because the SuperLink refuses it: {response.note or 'no reason'}")
+            raise RuntimeError(
+                f"Cannot start {app} because the SuperLink refuses it: {response.note or 'no reason given'}"
+            )
         return int(response.run_id)
 
     def state(self, run: int) -> RunState:
-        found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
-        return RunState(found.status, found.sub_status, found.details)
+        """Return the state of a run."""
+        status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+        return RunState(status.status, status.sub_status, status.details)

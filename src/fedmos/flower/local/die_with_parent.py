@@ -1,7 +1,7 @@
-"""Run a command that ends when its parent ends: `python die_with_parent.py PARENT COMMAND...`.
+"""Run a command that ends when its parent process ends: `python die_with_parent.py PARENT_PID COMMAND...`.
 
-Run as a file, so that it costs milliseconds: it imports nothing of fedmos. Where the system cannot tie a process to
-its parent (it is Linux that can), the command runs all the same, and only an orderly end of the parent ends it.
+The program is run as a file and imports nothing of fedmos, so that it starts in milliseconds. Only Linux can bind a
+process to its parent. On other systems the command runs all the same, and ends only if its parent stops it.
 """
 
 import ctypes
@@ -12,13 +12,13 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def tie() -> None:
-    """Have the system end this process when its parent ends, however that happens."""
+def die_with_parent() -> None:
+    """Have the system kill this process when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    tie()
-    if os.getppid() == int(sys.argv[1]):  # or else the parent ended before it could be tied to
+    die_with_parent()
+    if os.getppid() == int(sys.argv[1]):  # otherwise the parent ended before the call above
         os.execvp(sys.argv[2], sys.argv[2:])

@@ -1,4 +1,4 @@
-"""The environment that Flower's processes run in: offline, loopback not through a proxy, short waits."""
+"""Environment variables of Flower's processes: offline, no proxy for loopback, short pauses."""
 
 from __future__ import annotations
 
@@ -12,29 +12,35 @@ OFFLINE = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-"""Settings under which Flower 1.41 reaches nothing but the SuperLink."""
+"""With these settings, Flower 1.41 connects to the SuperLink only."""
 
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
-"""How often SuperExec asks for work, in seconds from 0.01 to 60; 1 if not set."""
+"""Variable for the seconds between a SuperExec's queries for tasks, from 0.01 to 60; 1 if not set."""
 
 PID, LOG = "apps.pid", "apps.log"
-"""Files in Flower's folder: which process runs apps there, and what it said where it is one of several."""
+"""Files in Flower's folder: the process id of the SuperExec, and its log if it is one of several."""
 
 _LOOPBACK = "127.0.0.1,localhost"
 
 
-def environment(home: Path, poll: float, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """For Flower's processes: `home` is where Flower keeps its configuration and installed apps."""
-    made = dict(os.environ if base is None else base) | OFFLINE
-    made["FLWR_HOME"] = str(home)
-    made[POLL] = f"{min(max(poll, 0.01), 60.0):g}"
-    made["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), made.get("PATH", os.defpath)])
-    made["PYTHONUNBUFFERED"] = "1"
+def flower_environment(home: Path, poll: float, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables for Flower's processes.
+
+    Args:
+        home: The folder for Flower's configuration and installed apps.
+        poll: Seconds between a SuperExec's queries for tasks.
+        base: The variables to start from; by default, those of this process.
+    """
+    variables = dict(os.environ if base is None else base) | OFFLINE
+    variables["FLWR_HOME"] = str(home)
+    variables[POLL] = f"{min(max(poll, 0.01), 60.0):g}"
+    variables["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
+    variables["PYTHONUNBUFFERED"] = "1"
     for name in ("NO_PROXY", "no_proxy"):
-        made[name] = ",".join(filter(None, (made.get(name), _LOOPBACK)))
-    return made
+        variables[name] = ",".join(filter(None, (variables.get(name), _LOOPBACK)))
+    return variables
 
 
-def home_of(address: str, home: Path) -> Path:
-    """Flower's folder of one of several places that apps are run for."""
+def flower_home(address: str, home: Path) -> Path:
+    """Return Flower's folder for one of several endpoints that a SuperExec serves."""
     return home / address.replace(":", "-")

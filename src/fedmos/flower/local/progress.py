@@ -1,4 +1,4 @@
-"""Following a run by what its server writes down."""
+"""Progress of a deployment, read from the run folder of its server."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from pathlib import Path
 from typing import Any
 
 
-class Progress:
-    """Tells of each round once, also over restarts of the server, which begin its metrics anew."""
+class DeploymentProgress:
+    """Reads the records of new rounds from metrics.jsonl, each once.
+
+    A server that is restarted rewrites the file; rounds that were returned before are not returned again.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._metrics = folder / "metrics.jsonl"
-        self._read = 0
-        self._told = 0
+        self._position = 0
+        self._last_round = 0
 
-    def news(self) -> list[dict[str, Any]]:
-        """Records of rounds that were not told of before."""
+    def new_records(self) -> list[dict[str, Any]]:
+        """Return the records of rounds completed since the last call."""
         try:
             with self._metrics.open("rb") as file:
-                if file.seek(0, 2) < self._read:
-                    self._read = 0
-                file.seek(self._read)
+                if file.seek(0, 2) < self._position:
+                    self._position = 0
+                file.seek(self._position)
                 complete = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:
             return []
         if not complete:
             return []
-        self._read += len(complete) + 1
+        self._position += len(complete) + 1
         records = [json.loads(line) for line in complete.split(b"\n")]
-        fresh = [record for record in records if record["round"] > self._told]
-        self._told = max([self._told, *(record["round"] for record in fresh)])
-        return fresh
+        new = [record for record in records if record["round"] > self._last_round]
+        self._last_round = max([self._last_round, *(record["round"] for record in new)])
+        return new

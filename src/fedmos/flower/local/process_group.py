@@ -1,4 +1,4 @@
-"""Processes that are started together and all stopped, whatever happens to who started them."""
+"""Processes that are started together and are all stopped, even if the process that started them is killed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType, TracebackType
 
-_TETHER = Path(__file__).with_name("die_with_parent.py")
+_DIE_WITH_PARENT = Path(__file__).with_name("die_with_parent.py")
 
 
 class ProcessGroup:
-    """Named processes, each with a log file of its own; `with ProcessGroup(...)` stops them all at its end.
+    """Named processes with a log file each. As a context manager, stops all of them on exit.
 
-    A process is a session of its own, so a terminal's Ctrl-C reaches only us and we stop the others in order; and it
-    is tied to us, so it ends even if we are killed.
+    Every process has its own session, so that Ctrl-C in a terminal reaches only this process, which then stops the
+    others in order. On Linux, the processes also end if this process is killed.
     """
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:
@@ -40,20 +40,20 @@ class ProcessGroup:
         atexit.unregister(self.stop)
 
     def log(self, name: str) -> Path:
-        """Where a process writes what it has to say."""
+        """Return the path of a process's log file."""
         return self.logs / f"{name}.log"
 
-    def said(self, name: str, lines: int = 20) -> str:
-        """The last lines of a process's log."""
+    def log_tail(self, name: str, lines: int = 20) -> str:
+        """Return the last lines of a process's log."""
         return "\n".join(self.log(name).read_text("utf-8", "replace").splitlines()[-lines:])
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Start a process; one that was started before under this name is ended first."""
+        """Start a process. An earlier process of the same name is stopped first."""
         if name in self._processes:
             self.stop(name)
         with self.log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", str(_DIE_WITH_PARENT), str(os.getpid()), *command],
                 env=self._environment | dict(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -62,22 +62,24 @@ class ProcessGroup:
             )
 
     def alive(self, name: str) -> bool:
+        """Whether a process is running."""
         return name in self._processes and not _ended(self._processes[name])
 
     def pid(self, name: str) -> int:
+        """Return the id of a process."""
         return self._processes[name].pid
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started at once, as a power cut would."""
-        _finish(self._processes[name])
+        """Kill a process and all processes that it started, without notice."""
+        _kill_group(self._processes[name])
         del self._processes[name]
 
-    def stop(self, *names: str, patience: float = 5.0) -> None:
-        """End processes (all by default), the last started first; those that do not heed are killed."""
+    def stop(self, *names: str, timeout: float = 5.0) -> None:
+        """Terminate processes (default: all), the last started first. Kill those still running after `timeout`."""
         processes = {name: self._processes[name] for name in names or tuple(self._processes)}
         for process in reversed(processes.values()):
-            _signal(process, signal.SIGTERM)
-        deadline = monotonic() + patience
+            _signal_group(process, signal.SIGTERM)
+        deadline = monotonic() + timeout
         while not all(map(_ended, processes.values())) and monotonic() < deadline:
             sleep(0.02)
         for name in processes:
@@ -85,40 +87,50 @@ class ProcessGroup:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process has ended, without releasing its number: its group is to be ended by that number later."""
+    """Whether a process has ended. Its id stays reserved, because its group is killed by that id later."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _finish(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process, or what one that has ended left behind, and release its number."""
-    _signal(process, signal.SIGKILL)
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, or the processes that an ended one has left, and release its id."""
+    _signal_group(process, signal.SIGKILL)
     process.wait()
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS refuses to signal a group of the dead
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses to signal a group of ended processes
         os.killpg(process.pid, number)
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Let a request to end, or the end of the terminal, do what Ctrl-C does: leave every `with` in good order."""
+def exit_on_signals() -> Iterator[None]:
+    """Exit on SIGTERM and SIGHUP like on Ctrl-C: by an exception, so that context managers clean up."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def wait_until(ready: Callable[[], bool], seconds: float, what: str, every: float = 0.05) -> None:
-    """Wait for a condition; complain if it does not come."""
-    deadline = monotonic() + seconds
+def wait_until(ready: Callable[[], bool], timeout: float, what: str, every: float = 0.05) -> None:
+    """Wait for a condition.
+
+    Args:
+        ready: The condition.
+        timeout: Seconds to wait at most.
+        what: The beginning of the error message.
+        every: Seconds between two checks.
+
+    Raises:
+        TimeoutError: If the condition does not hold in time.
+    """
+    deadline = monotonic() + timeout
     while not ready():
         if monotonic() > deadline:
-            raise TimeoutError(f"{what}: still waiting after {seconds:g} s")
+            raise TimeoutError(f"{what}: still waiting after {timeout:g} s")
         sleep(every)

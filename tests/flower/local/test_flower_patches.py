@@ -1,12 +1,16 @@
-"""Our SuperNode's loop, made of Flower's own functions and stores, without a network."""
+"""Changes to Flower's internals, tested with Flower's own functions and stores, without a network."""
 
+import logging
 import threading
 import time
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
+
+from fedmos.flower.local import flower_patches
 
 RUN = 7
 
@@ -68,12 +72,10 @@ class Node:
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_message_of_a_run_that_ended_does_not_put_replies_out_of_step(ours):
     """With Flower's own functions it does; should that change, ours are no longer needed."""
-    from fedmos.flower.local.node import OrderedReplies
-
     loop = import_module("flwr.supernode.start_client_internal")
     pull, push = loop._pull_and_store_message, loop._push_messages
-    in_step = OrderedReplies(pull, push)
-    node = Node(in_step.pull, in_step.push) if ours else Node(pull, push)
+    ordered = flower_patches.OrderedReplies(pull, push)
+    node = Node(ordered.receive, ordered.send) if ours else Node(pull, push)
     assert not node.pull("one of a run that ends", ends=True)
     node.answer()
     assert node.pull("two")
@@ -82,3 +84,73 @@ def test_a_message_of_a_run_that_ended_does_not_put_replies_out_of_step(ours):
     node.push()
     assert node.sent == ["one of a run that ends", "two"][: 2 if ours else 1]
     late.join()
+
+
+@pytest.mark.parametrize("name", flower_patches.PATCHED)
+def test_flower_has_every_name_that_is_replaced(name):
+    assert flower_patches._exists(name)
+
+
+def test_a_missing_name_leaves_flower_unchanged(monkeypatch, caplog):
+    """The deployment then runs with Flower's own behaviour."""
+    loop = import_module("flwr.supernode.start_client_internal")
+    receive = loop._pull_and_store_message
+    monkeypatch.delattr(loop, "_push_messages")
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        flower_patches.order_replies()
+    assert loop._pull_and_store_message is receive
+    (message,) = caplog.messages
+    assert message == (
+        "This version of Flower has no flwr.supernode.start_client_internal:_push_messages; its own behaviour remains"
+    )
+
+
+def test_sleep_is_capped_and_the_rest_of_time_is_unchanged(monkeypatch):
+    slept = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    capped = flower_patches.CappedSleep(0.25)
+    capped.sleep(3)
+    capped.sleep(0.1)
+    assert slept == [0.25, 0.1]
+    assert capped.monotonic is time.monotonic
+
+
+class Connection:
+    """A connection to a SuperLink, which refuses a node that is connected."""
+
+    def __init__(self) -> None:
+        self.connected: set[int] = set()
+
+    def activate(self, request):
+        assert 5 not in self.connected
+        self.connected.add(5)
+        return SimpleNamespace(node_id=5)
+
+    def DeactivateNode(self, request):
+        self.connected.remove(request.node_id)
+
+
+def test_a_killed_node_reconnects_at_once(tmp_path, monkeypatch):
+    client = import_module("flwr.supernode.fleet_http_client").FleetHttpClient
+    monkeypatch.setattr(client, "ActivateNode", Connection.activate)
+    flower_patches.deactivate_previous_session(tmp_path / "node" / "signed-on")
+    connection = Connection()
+    for _ in range(2):
+        assert client.ActivateNode(connection, None).node_id == 5
+    assert (tmp_path / "node" / "signed-on").read_text() == "5"
+
+
+def test_a_client_app_waits_for_its_message(monkeypatch):
+    module = import_module("flwr.supernode.runtime.run_clientapp")
+    responses = [[], [], ["message"]]
+
+    class Client:
+        def PullMessages(self, request):
+            return SimpleNamespace(messages_list=responses.pop(0))
+
+    monkeypatch.setattr(module, "RuntimeHttpClient", Client)
+    flower_patches.wait_for_messages()
+    assert module.RuntimeHttpClient().PullMessages(None).messages_list == ["message"]
+    monkeypatch.setattr(flower_patches, "_MESSAGE_TIMEOUT", 0.0)
+    responses.append([])
+    assert module.RuntimeHttpClient().PullMessages(None).messages_list == []

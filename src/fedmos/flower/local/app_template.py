@@ -1,4 +1,4 @@
-"""A Flower app from a fedmos configuration: what `flwr run` takes."""
+"""Creates a Flower app, to be started by `flwr run`, from a fedmos configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ out = "{out}"
 """
 
 _APP = '''\
-"""The {side}'s side of the app; what it does is in {configuration}."""
+"""The {side} app; {configuration} configures it."""
 
 from pathlib import Path
 
@@ -43,9 +43,19 @@ app = {side}_app(Path(__file__).with_name("{configuration}"))
 
 
 def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Path:
-    """Write an app into a folder that must not be in use; `out` is the server's run folder unless a run names another.
+    """Write the files of a Flower app.
 
-    The folder's name becomes the app's.
+    Args:
+        folder: A new or empty folder. Its name becomes the app's name.
+        configuration: The configuration of the run, as for `fedmos run`.
+        out: The default of the server's run folder; `flwr run --run-config` overrides it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: If Flower does not accept the folder's name as an app's name.
+        FileExistsError: If the folder is not empty.
     """
     name = folder.absolute().name
     if not _NAME.fullmatch(name):

@@ -1,0 +1,206 @@
+"""Changes to Flower's internals: the only module of fedmos that modifies another package.
+
+Flower 1.41 offers no option for what these functions change. They act on the current process only, which is a
+SuperNode (`fedmos deploy node`) or a SuperExec (`fedmos deploy apps`), and never on `import fedmos` or a simulation.
+
+If the installed Flower does not have a name that is replaced here, a warning is logged and Flower's own behaviour
+remains. A deployment then works as with `flower-supernode` and `flower-superexec`:
+
+- `shorten_supernode_pauses`, `shorten_app_pauses`: every message takes seconds longer.
+- `wait_for_messages`: a client app that starts before its message is stored fails, and its request is repeated.
+- `order_replies`: a SuperNode that receives a message when its run ends sends every later reply one message late.
+- `deactivate_previous_session`: a SuperNode that was killed can reconnect only after a minute.
+- `use_executor`: every message starts a Python process that imports PyTorch.
+
+This module imports neither fedmos nor PyTorch, so that a SuperNode can load it by its path.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supercore.exit import exit_handler
+
+_log = logging.getLogger("fedmos")
+
+_RETRY_PAUSE, _MAX_RETRY_PAUSE = 0.05, 1.0
+"""Seconds between two requests for data that has not arrived yet: at first, and at most."""
+_MESSAGE_TIMEOUT = 20.0
+"""Seconds that a client app waits for its message."""
+
+_SUPERNODE = "flwr.supernode.start_client_internal"
+_CLIENT_APP = "flwr.supernode.runtime.run_clientapp"
+PATCHED = {
+    "supernode_time": f"{_SUPERNODE}:time",
+    "supernode_pull": f"{_SUPERNODE}:pull_objects",
+    "supernode_receive": f"{_SUPERNODE}:_pull_and_store_message",
+    "supernode_send": f"{_SUPERNODE}:_push_messages",
+    "supernode_activate": "flwr.supernode.fleet_http_client:FleetHttpClient.ActivateNode",
+    "client_app_pull": f"{_CLIENT_APP}:pull_and_inflate_object_from_tree",
+    "client_app_connection": f"{_CLIENT_APP}:RuntimeHttpClient",
+    "server_app_pull": "flwr.superlink.grid.http_grid:pull_objects",
+    "superexec_executor": "flwr.supercore.superexec.run_superexec:get_executor",
+}
+"""All names that this module replaces, as "module:attribute"."""
+
+
+def shorten_supernode_pauses(poll: float) -> None:
+    """Query for messages and replies every `poll` seconds.
+
+    Flower's SuperNode queries for messages every 3 s, for its app's reply every 0.5 s, and for missing parts of a
+    message after 1 s, 2 s, and so on.
+    """
+    _replace("supernode_time", lambda _: CappedSleep(poll))
+    _replace("supernode_pull", lambda pull: partial(pull, initial_backoff=poll, backoff_cap=max(poll, 1.0)))
+
+
+def order_replies() -> None:
+    """Make a SuperNode wait for the reply to the message that it received last; see `OrderedReplies`."""
+    if _exists("supernode_receive") and _exists("supernode_send"):
+        ordered = OrderedReplies(_lookup("supernode_receive"), _lookup("supernode_send"))
+        _replace("supernode_receive", lambda _: ordered.receive)
+        _replace("supernode_send", lambda _: ordered.send)
+
+
+def deactivate_previous_session(file: Path) -> None:
+    """Let a SuperNode reconnect at once after it was killed.
+
+    The SuperLink takes a killed SuperNode to be connected for another minute, and refuses a new one with the same key.
+    This SuperNode stores its node id in `file`, and deactivates the stored node before it connects.
+    """
+
+    def patched(activate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def deactivate_and_activate(client: Any, request: Any) -> Any:
+            if file.exists():
+                with suppress(httpx.HTTPStatusError):  # the previous SuperNode was shut down in order
+                    client.DeactivateNode(DeactivateNodeRequest(node_id=int(file.read_text("ascii"))))
+            response = activate(client, request)
+            file.write_text(str(response.node_id), "ascii")
+            return response
+
+        return deactivate_and_activate
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    _replace("supernode_activate", patched)
+
+
+def shorten_app_pauses() -> None:
+    """Query often for missing parts of a message, in client and server apps. Flower waits 1 s, 2 s, and so on."""
+    options: dict[str, Any] = {"initial_backoff": _RETRY_PAUSE, "backoff_cap": _MAX_RETRY_PAUSE}
+    for name in ("client_app_pull", "server_app_pull"):
+        _replace(name, lambda pull: partial(pull, **options))
+
+
+def wait_for_messages() -> None:
+    """Let a client app wait for its message. A SuperNode can start the app's task before the message is stored."""
+
+    def patched(connection: type[Any]) -> type[Any]:
+        def pull_messages(client: Any, request: Any) -> Any:
+            deadline = time.monotonic() + _MESSAGE_TIMEOUT
+            while not (response := connection.PullMessages(client, request)).messages_list:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(_RETRY_PAUSE)
+            return response
+
+        return type("WaitingRuntimeClient", (connection,), {"PullMessages": pull_messages})
+
+    _replace("client_app_connection", patched)
+
+
+def use_executor(make_executor: Callable[[], Any]) -> None:
+    """Make a SuperExec run tasks with our executor. Flower's SuperExec offers a choice of its own executors only."""
+
+    def get_executor(*args: object, **options: object) -> Any:
+        return make_executor()
+
+    _replace("superexec_executor", lambda _: get_executor)
+
+
+def clear_exit_handlers() -> None:
+    """Discard the exit handlers that a forked process inherits; they would close the parent's connections."""
+    exit_handler.registered_exit_handlers.clear()
+
+
+class CappedSleep:
+    """The module `time`, with a `sleep` of at most `longest` seconds."""
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(min(seconds, self.longest))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+class OrderedReplies:
+    """The two steps of a SuperNode's loop: receive a message, then send replies up to the one to that message.
+
+    Flower's own loop sends the next available reply, whichever it is. If a run ends while a message of it is being
+    received, Flower discards the message but its app processes it all the same. The unexpected reply is then sent in
+    place of the reply to the next message, and every later reply is one message late, after its round has ended.
+    """
+
+    def __init__(self, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        self._receive, self._send = receive, send
+        self._message_id = ""
+
+    def receive(self, *, receive: Callable[[], Any], **options: Any) -> Any:
+        def receive_and_note() -> Any:
+            received = receive()
+            self._message_id = "" if received is None else received[0].metadata.message_id
+            return received
+
+        return self._receive(receive=receive_and_note, **options)
+
+    def send(self, *, send: Callable[..., Any], **options: Any) -> None:
+        replied: set[str] = set()
+
+        def send_and_note(message: Any, *details: Any) -> Any:
+            replied.add(message.metadata.reply_to_message_id)
+            return send(message, *details)
+
+        while self._message_id not in replied:
+            self._send(send=send_and_note, **options)
+
+
+def _replace(name: str, make: Callable[[Any], Any]) -> None:
+    """Replace the original by `make(original)`, if Flower has it."""
+    if _exists(name):
+        owner, attribute = _owner(name)
+        setattr(owner, attribute, make(getattr(owner, attribute)))
+
+
+def _exists(name: str) -> bool:
+    try:
+        _lookup(name)
+    except (ImportError, AttributeError):
+        _log.warning("This version of Flower has no %s; its own behaviour remains", PATCHED[name])
+        return False
+    return True
+
+
+def _lookup(name: str) -> Any:
+    owner, attribute = _owner(name)
+    return getattr(owner, attribute)
+
+
+def _owner(name: str) -> tuple[Any, str]:
+    """The module or class that holds a name, and the attribute."""
+    module, _, path = PATCHED[name].partition(":")
+    owner: Any = import_module(module)
+    *parents, attribute = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, attribute
