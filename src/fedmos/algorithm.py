@@ -1,15 +1,14 @@
 """The contract of a federated algorithm.
 
-A model is a flat vector of D numbers. An algorithm *declares* what the server and each client
-keep, what travels down and up, and how uploads are summed; storage, byte counts, aggregation
-and checkpoints follow from the declaration. It then says, in a few methods that read like a
-paper's algorithm box, what happens. Every method is a pure function of tensors, and the same
-body serves one client, vectors of shape (D,), and a whole cohort, (M, D): write elementwise
-arithmetic and let it broadcast.
+A model is a flat vector of D numbers. An algorithm *declares* the vectors that the server and each client keep, the
+vectors that are sent down and up, and how uploads are summed. Storage, byte counts, aggregation and checkpoints follow
+from the declaration. A few methods that read like the algorithm box of a paper then define the computation. Every
+method is a pure function of tensors. The same method body serves one client, with vectors of shape (D,), and a whole
+cohort, with vectors of shape (M, D): write elementwise arithmetic and let it broadcast.
 
 The order of a round:
 
-    prepare (if `prepares(t)`)     clients, at x; the sums named in `prepare_reduce` enter the server's state
+    prepare (if `prepares(t)`)     clients, at x; the sums named in `prepare_reduce` become server state
     broadcast                      server
     begin, step × K_i, finish      clients; y starts at x
     server                         server, with the sums named in `reduce`
@@ -26,13 +25,13 @@ from typing import Protocol
 from torch import Tensor
 
 Vectors = dict[str, Tensor]
-"""Named vectors: (D,) for one, (M, D) for a cohort."""
+"""Named vectors: (D,) for one client or the server, (M, D) for a cohort."""
 
 StateName = str | tuple[str, int]
 """The name of a (D,) vector, or (name, rows) for a (rows, D) matrix."""
 
 Reduce = Mapping[str, tuple[str, str]]
-"""Sum → (upload, rule), with a rule of `RULES`."""
+"""Maps the name of a sum to (upload, rule), where rule is a key of `RULES`."""
 
 RULES = {
     "w": "Σ_S w_i u_i, with the selector's weights",
@@ -44,84 +43,120 @@ RULES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What everyone knows about a round."""
+    """The values of a round that the server and every client know.
+
+    The engine creates it; construct one to call the methods of an algorithm directly, for example in a test.
+
+    Example:
+        >>> ctx = fm.Context(t=0, lr=torch.tensor(0.1), N=10, S=3, W=1.0)
+        >>> fm.FedAvg(lr=0.1, server_lr=0.5).server(torch.zeros(2), {}, {"A": torch.ones(2)}, ctx)
+        (tensor([0.5000, 0.5000]), {})
+    """
 
     t: int
     """The round, from 0."""
     lr: Tensor
-    """The step size after decay, 0-dimensional."""
+    """The client step size after decay, 0-dimensional."""
     N: int
-    """Clients in the federation."""
+    """Number of clients in the federation."""
     S: int
-    """Distinct clients in the cohort."""
+    """Number of distinct clients in the cohort."""
     W: float
     """Σ_S w_i."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientContext(Context):
-    """What a client knows. K, p and last are columns, (1,) or (M, 1), in the run's dtype.
+    """The values that a client knows during its local training. K, p and last are columns, (1,) or (M, 1).
 
-    On a GPU local work is recorded once and replayed, so t and W are tensors there: compute with them, but do not
-    branch on them (work that does is done step by step instead). Where several runs train together, x and the vectors
-    of msg are (M, D), and lr and W columns.
+    On a GPU, local training is recorded once and replayed, so t and W are tensors there: compute with them, but do not
+    branch on them (an algorithm that does is executed step by step instead). Where several runs train together, x and
+    the vectors of msg are (M, D), and lr and W are columns.
+
+    Example:
+        >>> c = fm.ClientContext(
+        ...     t=0, lr=torch.tensor(0.1), N=10, S=1, W=1.0, x=torch.ones(2), msg={}, own={},
+        ...     K=torch.tensor([1.0]), p=torch.tensor([0.1]), last=torch.tensor([-1.0]),
+        ... )
+        >>> upload, own = fm.FedAvg(lr=0.1).finish(torch.zeros(2), {}, c, grad=None)
+        >>> upload
+        {'delta': tensor([-1., -1.])}
     """
 
     x: Tensor
     """The server's model, (D,)."""
     msg: Vectors
-    """What came with x."""
+    """The vectors that the server sent with x, by name."""
     own: Vectors
-    """The client's own state, as it left it."""
+    """The client's state after its previous round."""
     K: Tensor
-    """Its number of local steps."""
+    """The client's number of local steps."""
     p: Tensor
-    """Its importance."""
+    """The client's importance."""
     last: Tensor
-    """The last round it took part in, −1 for never."""
+    """The last round in which the client took part, −1 for never."""
 
 
 class Gradient(Protocol):
-    """The gradients a client can take; each is clip(g) + weight_decay · y."""
+    """The gradients that a client can compute. Each one is clip(g) + weight_decay · y.
+
+    The engine passes an object with these methods to the client methods of an algorithm.
+
+    Example:
+        >>> class NormGradient:  # of f(y) = ½ ‖y‖²
+        ...     def __call__(self, y): return y
+        ...     def full(self, y): return y
+        ...     def batch(self, y, b): return y
+        >>> fm.FedLomo(lr=0.1).begin(torch.ones(2), c=None, grad=NormGradient())["d"]
+        tensor([1., 1.])
+    """
 
     def __call__(self, y: Tensor) -> Tensor:
-        """At y, on the batch of the current step; every call within a step sees the same batch."""
+        """Return the gradient at y on the batch of the current step; all calls within a step use the same batch."""
 
     def full(self, y: Tensor) -> Tensor:
-        """At y, on all local data: ∇f_i(y)."""
+        """Return the gradient at y on all local data, ∇f_i(y)."""
 
     def batch(self, y: Tensor, b: int) -> Tensor:
-        """At y, on one batch of b samples drawn apart from those of the steps."""
+        """Return the gradient at y on one batch of b samples, drawn independently of the batches of the steps."""
 
 
 class Algorithm:
-    """The contract, with FedAvg's behaviour as the default of every part.
+    """Base class of algorithms. Every method and declaration defaults to FedAvg's.
 
-    Subclass it as a frozen dataclass with a field `lr` and whatever else the method needs, and
-    override what differs. Declarations may be plain class attributes, or properties where they
-    depend on fields.
+    Subclass it as a frozen dataclass with a field `lr` and the method's other hyper-parameters, and override the
+    methods that differ. Declarations are plain class attributes, or properties where they depend on fields.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class SignSGD(fm.Algorithm):
+        ...     lr: float
+        ...     def step(self, y, s, c, grad, k):
+        ...         return y - c.lr * grad(y).sign(), s
+        >>> result = fm.run(model, data, SignSGD(lr=0.01), fm.Full(), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
 
     @property
     def server_state(self) -> Sequence[StateName]:
-        """Vectors the server keeps beside x. They start at zero unless `init` says otherwise."""
+        """Vectors that the server keeps besides x. They start at zero unless `init` returns them."""
         return ()
 
     @property
     def client_state(self) -> Sequence[str]:
-        """Vectors each client keeps between its rounds, likewise."""
+        """Vectors that each client keeps between its rounds. They start at zero unless `init` returns them."""
         return ()
 
     @property
     def down(self) -> Sequence[str]:
-        """Vectors sent to each client. "x" is the model; the others are looked up in `broadcast`'s message."""
+        """Vectors sent to each client. "x" is the model; the others are looked up in the result of `broadcast`."""
         return ("x",)
 
     @property
     def up(self) -> Sequence[str]:
-        """Vectors each client sends back."""
+        """Vectors that each client uploads after its local steps."""
         return ("delta",)
 
     @property
@@ -131,53 +166,84 @@ class Algorithm:
 
     @property
     def prepare_up(self) -> Sequence[str]:
-        """Vectors each client sends in the extra phase (x travels down there, and is not sent again)."""
+        """Vectors that each client uploads in the extra phase (which sends x down, so it is not sent again later)."""
         return ()
 
     @property
     def prepare_reduce(self) -> Reduce:
-        """How they are summed; each sum becomes the server state of that name before the broadcast."""
+        """How the uploads of the extra phase are summed; each sum replaces the server state of that name."""
         return {}
 
     def init(self, x: Tensor) -> Vectors:
-        """Initial server or client state that is not zero."""
+        """Return the initial server or client state that is not zero.
+
+        Args:
+            x: The initial model, (D,).
+        """
         return {}
 
     def prepares(self, t: int) -> bool:
-        """Whether round t has the extra phase."""
+        """Return whether round t has the extra phase."""
         return bool(self.prepare_up)
 
     def prepare(self, c: ClientContext, grad: Gradient) -> Vectors:
-        """What a client sends in the extra phase."""
+        """Return the upload of a client in the extra phase."""
         return {}
 
     def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
-        """The message that goes with x: by default the server state named in `down`."""
+        """Return the vectors that are sent with x: by default the server state named in `down`."""
         return {name: state[name] for name in self.down if name != "x"}
 
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
-        """The scratch a client keeps during its local work."""
+        """Return the vectors s that a client keeps only during its local steps."""
         return {}
 
     def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        """Local step k."""
+        """Perform local step k.
+
+        Args:
+            y: The client's model.
+            s: The vectors returned by `begin` or by the previous step.
+            c: The client's context.
+            grad: The client's gradients.
+            k: The step, from 0.
+
+        Returns:
+            The new y and s.
+        """
         return y - c.lr * grad(y), s
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
-        """What a client sends, and its state from now on (names left out stay as they were)."""
+        """Return the upload of a client and its new state; state that is not returned stays unchanged."""
         return {"delta": y - c.x}, {}
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        """The next model and server state (names left out stay as they were)."""
+        """Perform the server step.
+
+        Args:
+            x: The model, (D,).
+            state: The server state.
+            agg: The sums named in `reduce`.
+            ctx: The round's context.
+
+        Returns:
+            The next model and the new server state; state that is not returned stays unchanged.
+        """
         return x + agg["A"], {}
 
     def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
-        """What the server's state says of ∇f(x), as a mean of gradients, for `fm.Diagnostics`; None if nothing.
+        """Return the estimate of ∇f(x) that the server state implies, as a mean of gradients, or None if it has none.
 
-        `ctx` is of the round to come (S and W of the one before), K the mean number of local steps.
+        `fm.Diagnostics` compares it with the true gradient.
+
+        Args:
+            x: The model, (D,).
+            state: The server state.
+            ctx: The context of the next round, with S and W of the previous one.
+            K: The mean number of local steps.
         """
         return None
 
     def idle(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
-        """Server state that changes even in a round that brought no update, and so leaves x as it is."""
+        """Return server state that changes in a round without updates, which leaves x unchanged."""
         return {}

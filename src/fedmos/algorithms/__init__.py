@@ -1,4 +1,8 @@
-"""Every algorithm, one file per family."""
+"""The algorithms, one file per family.
+
+Constructors raise ValueError if a hyper-parameter is out of range. In the examples of the docstrings, `data` is a small
+`FederatedData` and `model` a network for its samples.
+"""
 
 from .fedavg import FedAvg, FedProx
 from .fedcm import FedADC, FedCM

@@ -14,9 +14,15 @@ from ..core.validation import check, non_negative, positive
 class FedAvg(Algorithm):
     """FedAvg (McMahan et al., AISTATS 2017), Algorithm 1, with a server step size (Reddi et al., ICLR 2021).
 
-    Client: y ← y − η g(y).  Server: x ← x + η_s Σ_S w_i δ_i.
+    Client: y ← y − η g(y).
+    Server: x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        server_lr: Server step size η_s.
+
+    Example:
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -31,11 +37,19 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(Algorithm):
-    """FedProx (Li et al., MLSys 2020), Algorithm 2, its subproblem solved by K steps of SGD.
+    """FedProx (Li et al., MLSys 2020), Algorithm 2, with K steps of SGD on the client's subproblem.
 
-    Client: y ← y − η (g(y) + μ (y − x)).  Server: as FedAvg.
+    Client: y ← y − η (g(y) + μ (y − x)).
+    Server: x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, μ = `mu`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        mu: Weight μ of the proximal term.
+        server_lr: Server step size η_s.
+
+    Example:
+        >>> algorithm = fm.FedProx(lr=0.1, mu=0.01)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float

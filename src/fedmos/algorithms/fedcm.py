@@ -1,4 +1,4 @@
-"""FedCM and FedADC: the server's momentum steers every local step."""
+"""FedCM and FedADC: the server's momentum enters every local step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ class FedCM(Algorithm):
     Client: y ← y − η (α g(y) + (1 − α) D).
     Server: D ← −Σ_S w_i δ_i/(η K_i) / Σ_S w_i;  x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, α = `alpha`, η_s = `server_lr`; D is the paper's Δ.
+    D is the paper's Δ.
+
+    Args:
+        lr: Client step size η.
+        alpha: Weight α of the client's own gradient.
+        server_lr: Server step size η_s.
 
     Deviations:
         D is a weighted mean, and each δ_i is divided by the client's own K_i; the paper has equal
         clients. Its x ← x − η_g Δ, with η_g = η_s η K, is the same step for a common K and Σ w = 1.
+
+    Example:
+        >>> algorithm = fm.FedCM(lr=0.1, alpha=0.1)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -42,7 +51,12 @@ class FedCM(Algorithm):
         return x + self.server_lr * agg["A"], {"D": -agg["step"] / ctx.lr}
 
     def z(self, x: Tensor, x_prev: Tensor) -> Tensor:
-        """The point that Theorem 5.1 speaks of, z_t = x_t + ((1 − α)/α) (x_t − x_{t−1}), from two successive models."""
+        """Return the point z_t = x_t + ((1 − α)/α) (x_t − x_{t−1}) of Theorem 5.1.
+
+        Args:
+            x: The model x_t.
+            x_prev: The model x_{t−1} of the round before.
+        """
         return x + (1 - self.alpha) / self.alpha * (x - x_prev)
 
     def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
@@ -56,11 +70,19 @@ class FedADC(Algorithm):
     Client: y ← y − η (g(y) + β_l m/K_i).
     Server: m ← −Σ_S w_i δ_i/η + (β − β_l) m;  x ← x − η_s η m.
 
-    Symbols: η = `lr`, β = `beta`, β_l = `beta_local`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        beta: Momentum β.
+        beta_local: The part β_l of the momentum that is applied in the local steps.
+        server_lr: Server step size η_s.
 
     Deviations:
-        Of the paper's variants this is the one in which momentum enters after the gradient is taken at y.
+        Of the paper's variants this is the one that adds momentum after the gradient at y is computed.
         With β_l = β it is GHBM with τ = 1; with β_l = 0 it is FedAvgM.
+
+    Example:
+        >>> algorithm = fm.FedADC(lr=0.1, beta=0.9, beta_local=0.9)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float

@@ -1,4 +1,4 @@
-"""FedDyn and AdaBest: clients that remember how far their optimum pulls them."""
+"""FedDyn and AdaBest: each client corrects its local steps by a running estimate of its drift."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from ..core.validation import check, non_negative, positive
 
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(Algorithm):
-    """FedDyn (Acar et al., ICLR 2021), Algorithm 1, its subproblem solved by K steps of SGD.
+    """FedDyn (Acar et al., ICLR 2021), Algorithm 1, with K steps of SGD on the client's subproblem.
 
     Client: y ← y − η (g(y) − λ_i + α (y − x));  λ_i ← λ_i − α δ_i.
     Server: h ← h − α Σ_S p_i δ_i;  x ← x + Σ_S w_i δ_i / Σ_S w_i − h/α.
 
-    Symbols: η = `lr`, α = `alpha`; λ_i is the paper's ∇L_i(θ_i), called `lambda_i`.
+    λ_i, named `lambda_i`, is the paper's ∇L_i(θ_i).
+
+    Args:
+        lr: Client step size η.
+        alpha: Weight α of the regulariser.
 
     Deviations:
-        The paper's 1/N is p_i here and its plain mean over the cohort a weighted one; they agree for
-        equal clients.
+        The paper's 1/N is p_i here, and its plain mean over the cohort is a weighted mean; they agree
+        for equal clients.
+
+    Example:
+        >>> algorithm = fm.FedDyn(lr=0.1, alpha=0.01)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -50,14 +58,23 @@ class FedDyn(Algorithm):
 class AdaBest(Algorithm):
     """AdaBest (Varno et al., ECCV 2022), Algorithm 1.
 
-    Client: y ← y − η (g(y) − h_i);  h_i ← h_i/(t − t_i) − μ δ_i, with t_i the round it last took part in.
+    Client: y ← y − η (g(y) − h_i);  h_i ← h_i/(t − t_i) − μ δ_i, with t_i the client's previous round.
     Server: x̄ = x + Σ_S w_i δ_i;  h ← β (x̄_prev − x̄);  x ← x̄ − h.
 
-    Symbols: η = `lr`, μ = `mu`, β = `beta`; x̄ is `x_bar` and starts at x_0.
+    x̄, named `x_bar`, starts at x_0.
+
+    Args:
+        lr: Client step size η.
+        mu: Factor μ of the update in the client's estimate h_i.
+        beta: Factor β of the server's estimate h.
 
     Deviations:
         The mean over the cohort is Σ_S w_i δ_i with the selector's weights, as in FedAvg; with weights that do not
         sum to one in a round, x̄ moves by more or less than a mean.
+
+    Example:
+        >>> algorithm = fm.AdaBest(lr=0.1, mu=0.1, beta=0.85)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float

@@ -1,4 +1,4 @@
-"""FedMoS: momentum on both sides."""
+"""FedMoS: momentum on the clients and on the server."""
 
 from __future__ import annotations
 
@@ -19,15 +19,25 @@ class FedMoS(Algorithm):
              y ← y − η d − μ (y − x), with μ outside η.
     Server:  v ← β v − Σ_S w_i δ_i;  x ← x − v.
 
-    Symbols: η = `lr`, a = `a`, μ = `mu`, β = `beta`. `first_batch=b` takes d_0 from one batch of b
-    samples instead of all local data (Corollary 1).
+    Args:
+        lr: Client step size η.
+        a: Client momentum parameter a; a = 1 disables the momentum.
+        mu: Weight μ of the proximal term.
+        beta: Server momentum β.
+        first_batch: "full" computes d_0 on all local data; an integer b computes it on one batch of b samples
+            (Corollary 1).
+        variant: "paper" for Algorithm 1, or "released" for the authors' published code, which takes one gradient
+            per step, d_0 = g_0 and d_k = g_k + (1 − a)^k g_0, all on mini-batches, and in round 0 computes a plain
+            average that leaves v at zero. (Their script counts epochs where the paper counts steps: use
+            `local_epochs`.)
 
     Deviations:
         The server keeps v = η K u, where u is the paper's momentum. For a common K and a constant
         η the two are the same method; with unequal K or a decaying η, v stays well defined.
-        `variant="released"` is what the authors' published code does instead: one gradient per step,
-        d_0 = g_0 and d_k = g_k + (1 − a)^k g_0, all on mini-batches, and in round 0 a plain average
-        that leaves v at zero. (Their script counts epochs where the paper counts steps: use `local_epochs`.)
+
+    Example:
+        >>> algorithm = fm.FedMoS(lr=0.1, a=0.1, mu=0.001, beta=0.8)
+        >>> result = fm.run(model, data, algorithm, fm.ACS(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float

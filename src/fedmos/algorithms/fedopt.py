@@ -15,9 +15,17 @@ from ..core.validation import below_one, check, positive
 class FedAvgM(Algorithm):
     """FedAvgM (Hsu, Qi & Brown, 2019): heavy-ball momentum on the server.
 
-    Client: as FedAvg.  Server: m ← β m + Σ_S w_i δ_i;  x ← x + η_s m.
+    Client: y ← y − η g(y).
+    Server: m ← β m + Σ_S w_i δ_i;  x ← x + η_s m.
 
-    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        beta: Server momentum β.
+        server_lr: Server step size η_s.
+
+    Example:
+        >>> algorithm = fm.FedAvgM(lr=0.1, beta=0.9)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -41,11 +49,21 @@ class FedAvgM(Algorithm):
 class FedAdam(Algorithm):
     """FedAdam (Reddi et al., ICLR 2021), Algorithm 2.
 
-    Client: as FedAvg.  Server, with A = Σ_S w_i δ_i:
-        m ← β1 m + (1 − β1) A;  v ← β2 v + (1 − β2) A²;  x ← x + η_s m / (√v + τ).
+    Client: y ← y − η g(y).
+    Server: A = Σ_S w_i δ_i;  m ← β1 m + (1 − β1) A;  v ← β2 v + (1 − β2) A²;  x ← x + η_s m / (√v + τ).
 
-    Symbols: η = `lr`, η_s = `server_lr`, β1 = `beta1`, β2 = `beta2`, τ = `tau`; v starts at τ².
-    There is no bias correction, as in the paper.
+    v starts at τ². There is no bias correction, as in the paper.
+
+    Args:
+        lr: Client step size η.
+        server_lr: Server step size η_s.
+        beta1: Decay β1 of the first moment.
+        beta2: Decay β2 of the second moment.
+        tau: Adaptivity τ, added to the root of the second moment.
+
+    Example:
+        >>> algorithm = fm.FedAdam(lr=0.1, server_lr=0.01)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -74,7 +92,16 @@ class FedAdam(Algorithm):
 class FedYogi(Algorithm):
     """FedYogi (Reddi et al., ICLR 2021), Algorithm 2: FedAdam with v ← v − (1 − β2) A² sign(v − A²).
 
-    Symbols: as FedAdam.
+    Args:
+        lr: Client step size η.
+        server_lr: Server step size η_s.
+        beta1: Decay β1 of the first moment.
+        beta2: Decay β2 of the second moment.
+        tau: Adaptivity τ, added to the root of the second moment.
+
+    Example:
+        >>> algorithm = fm.FedYogi(lr=0.1, server_lr=0.01)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -104,7 +131,15 @@ class FedYogi(Algorithm):
 class FedAdagrad(Algorithm):
     """FedAdagrad (Reddi et al., ICLR 2021), Algorithm 2: FedAdam with v ← v + A², and no first moment by default.
 
-    Symbols: as FedAdam; there is no β2.
+    Args:
+        lr: Client step size η.
+        server_lr: Server step size η_s.
+        beta1: Decay β1 of the first moment.
+        tau: Adaptivity τ, added to the root of the second moment.
+
+    Example:
+        >>> algorithm = fm.FedAdagrad(lr=0.1, server_lr=0.01)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float

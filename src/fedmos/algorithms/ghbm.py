@@ -22,10 +22,19 @@ class GHBM(Algorithm):
     """GHBM (Zaccone, Masone & Ciccone, 2023), equation (6).
 
     Client: y ← y − η g(y) + (β/(τ K_i)) (x_t − x_{t−τ}).
-    Server: x ← x + η_s Σ_S w_i δ_i, and keeps its last τ models.
+    Server: x ← x + η_s Σ_S w_i δ_i;  the server keeps its last τ models.
 
-    Symbols: η = `lr`, β = `beta`, τ = `tau`, η_s = `server_lr`. While t < τ the momentum is zero, or
-    x_t − x_0 with `start="x0"`, which makes the recursive form of Lemma B.2 exact from the first round.
+    Args:
+        lr: Client step size η.
+        beta: Momentum β.
+        tau: Number τ of rounds that the momentum spans.
+        server_lr: Server step size η_s.
+        start: The momentum while t < τ: "zero", or "x0" for x_t − x_0, which makes the recursive form of Lemma B.2
+            exact from the first round.
+
+    Example:
+        >>> algorithm = fm.GHBM(lr=0.1, beta=0.9, tau=4)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -48,7 +57,7 @@ class GHBM(Algorithm):
 
     @property
     def server_state(self) -> Sequence[StateName]:
-        return (("models", self.tau),)  # row t mod τ holds x_{t−τ} until round t replaces it by x_t
+        return (("models", self.tau),)  # row t mod τ holds x_{t−τ} until round t replaces it with x_t
 
     def init(self, x: Tensor) -> Vectors:
         return {"models": x.repeat(self.tau, 1)}
@@ -70,7 +79,7 @@ class GHBM(Algorithm):
         return {"models": models}
 
     def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
-        own = 1 / self.server_lr - self.beta  # of a step, the share that is not momentum, once it is steady
+        own = 1 / self.server_lr - self.beta  # the fraction of a step that is not momentum, in the steady state
         if ctx.t < self.tau or own <= 0:
             return None
         return -own * self.broadcast(x, state, ctx)["m"] / (self.tau * ctx.lr * K)
@@ -78,18 +87,26 @@ class GHBM(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalGHBM(Algorithm):
-    """LocalGHBM (Zaccone, Masone & Ciccone, 2023), Section 3.4: GHBM from the model a client received last time.
+    """LocalGHBM (Zaccone, Masone & Ciccone, 2023), Section 3.4: GHBM from the model a client received previously.
 
     Client: y ← y − η g(y) + (β s_i/K_i) (x − r_i);  r_i ← x.
     Server: x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`. s_i = |S|/N with `scale="participation"`, which is 1/τ
-    for τ = 1/C as in the authors' code, and 1/(t − t_i) with `"elapsed"`, the adaptive τ_i of the text. A
-    client that takes part for the first time has no momentum (`first="zero"`), or x_0 for r_i (`"shared"`:
-    everyone knows x_0, so nothing more is sent).
+    Args:
+        lr: Client step size η.
+        beta: Momentum β.
+        server_lr: Server step size η_s.
+        scale: "participation" for s_i = |S|/N, which is 1/τ for τ = 1/C as in the authors' code, or "elapsed" for
+            s_i = 1/(t − t_i), the adaptive τ_i of the text.
+        first: The momentum of a client in its first round: "zero", or "shared" for r_i = x_0 (all clients know x_0,
+            so this adds no communication).
 
     Deviations:
-        The default scale is that of the authors' code; their text reads as "elapsed".
+        The default scale is that of the authors' code; the text of the paper describes "elapsed".
+
+    Example:
+        >>> algorithm = fm.LocalGHBM(lr=0.1, beta=0.9)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -124,11 +141,20 @@ class FedHBM(Algorithm):
     Client: y ← y − η g(y) + (β s_i/K_i) (y − r_i), with y before the step on the right;  r_i ← the final y.
     Server: x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: as LocalGHBM. With every client in every round s_i is 1, and β = 1 diverges.
+    Args:
+        lr: Client step size η.
+        beta: Momentum β. With every client in every round s_i is 1, and β = 1 diverges.
+        server_lr: Server step size η_s.
+        scale: The factor s_i, as in `LocalGHBM`.
+        first: The momentum of a client in its first round, as in `LocalGHBM`.
 
     Deviations:
-        As LocalGHBM. Line 6 of the box has the model after the step on its right side, which the step itself
-        defines; we take it before the step.
+        As LocalGHBM. Line 6 of the box uses the model after the step on its right side, which the step itself
+        defines; this implementation uses the model before the step.
+
+    Example:
+        >>> algorithm = fm.FedHBM(lr=0.1, beta=1.0)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -170,6 +196,6 @@ def _check_local(algorithm: LocalGHBM | FedHBM) -> None:
 
 
 def _scale(scale: Scale, first: First, c: ClientContext) -> Tensor:
-    """s_i, zero for a client without a past unless x_0 stands in for it."""
+    """Return s_i: zero for a client in its first round unless `first` is "shared"."""
     s_i = torch.full_like(c.last, c.S / c.N) if scale == "participation" else 1 / (c.t - c.last)
     return s_i if first == "shared" else torch.where(c.last < 0, 0, s_i)

@@ -15,11 +15,18 @@ from ..core.validation import below_one, check, positive
 class Mime(Algorithm):
     """Mime (Karimireddy et al., NeurIPS 2021), Algorithm 1; with `beta` > 0 the momentum method MimeMom.
 
-    Before local work: c = Σ_S w_i ∇f_i(x) / Σ_S w_i.
+    Extra phase: c = Σ_S w_i ∇f_i(x) / Σ_S w_i.
     Client: ĝ = g(y) − g(x) + c, both gradients on one batch;  y ← y − η ((1 − β) ĝ + β m).
     Server: m ← (1 − β) c + β m;  x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        beta: Momentum β.
+        server_lr: Server step size η_s.
+
+    Example:
+        >>> algorithm = fm.Mime(lr=0.1, beta=0.9)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -58,10 +65,17 @@ class Mime(Algorithm):
 class MimeLite(Algorithm):
     """MimeLite (Karimireddy et al., NeurIPS 2021), Algorithm 1; with `beta` > 0 MimeLiteMom, with 0 FedAvg.
 
-    Client: y ← y − η ((1 − β) g(y) + β m);  sends δ_i and ∇f_i(x).
+    Client: y ← y − η ((1 − β) g(y) + β m);  uploads δ_i and ∇f_i(x).
     Server: m ← (1 − β) c + β m with c = Σ_S w_i ∇f_i(x) / Σ_S w_i;  x ← x + η_s Σ_S w_i δ_i.
 
-    Symbols: η = `lr`, β = `beta`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        beta: Momentum β.
+        server_lr: Server step size η_s.
+
+    Example:
+        >>> algorithm = fm.MimeLite(lr=0.1, beta=0.9)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -101,5 +115,5 @@ class MimeLite(Algorithm):
 
 
 def _blend(beta: float, g: Tensor, vectors: Vectors) -> Tensor:
-    """(1 − β) g + β m, where there is no m to speak of without momentum."""
+    """Return (1 − β) g + β m; m does not exist for β = 0."""
     return (1 - beta) * g + beta * vectors["m"] if beta else g

@@ -16,15 +16,22 @@ class Scaffold(Algorithm):
     """SCAFFOLD (Karimireddy et al., ICML 2020), Algorithm 1.
 
     Client: y ← y − η (g(y) − c_i + c);
-            c_i⁺ = ∇f_i(x) (`option=1`) or c_i − c − δ_i/(K_i η) (`option=2`); sends δ_i and c_i⁺ − c_i.
+            c_i⁺ = ∇f_i(x) (`option=1`) or c_i − c − δ_i/(K_i η) (`option=2`); uploads δ_i and c_i⁺ − c_i.
     Server: x ← x + η_s Σ_S w_i δ_i;  c ← c + Σ_S p_i (c_i⁺ − c_i).
 
-    Symbols: η = `lr`, η_s = `server_lr`.
+    Args:
+        lr: Client step size η.
+        server_lr: Server step size η_s.
+        option: The update of the control variates, 1 or 2, as numbered in the paper.
 
     Deviations:
         The paper adds 1/N of each change of a control variate, which is p_i for equal clients. With
         unequal importances p_i keeps c = Σ p_i c_i, so that the method minimises Σ p_i f_i.
-        K_i may differ between clients; option 2 divides by the client's own.
+        K_i can differ between clients; option 2 divides by the client's own.
+
+    Example:
+        >>> algorithm = fm.Scaffold(lr=0.1)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float

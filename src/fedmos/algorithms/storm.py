@@ -17,13 +17,19 @@ class Stem(Algorithm):
 
     Before round 0: d = Σ_S w_i ∇f_i(x) / Σ_S w_i.
     Client: from the received d, y_prev = y;  y ← y − η d;  d ← g(y) + (1 − a) (d − g(y_prev)), both
-            gradients on one batch; sends δ_i and d.
+            gradients on one batch; uploads δ_i and d.
     Server: x ← x + Σ_S w_i δ_i;  d ← Σ_S w_i d_i / Σ_S w_i.
 
-    Symbols: η = `lr`, a = `a`.
+    Args:
+        lr: Client step size η.
+        a: Momentum parameter a; a = 1 disables the momentum.
 
     Deviations:
-        The paper has every client take part; here the averages are over the round's cohort, weighted.
+        In the paper all clients take part in every round; here the averages are weighted and over the round's cohort.
+
+    Example:
+        >>> algorithm = fm.Stem(lr=0.1, a=0.1)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
@@ -64,17 +70,22 @@ class Stem(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class FedLomo(Algorithm):
-    """FedLOMO (Das et al., UAI 2022), its local momentum.
+    """FedLOMO (Das et al., UAI 2022): its local momentum.
 
     Client: d_0 = ∇f_i(x);  d ← g(y) + d − g(y_prev), both gradients on one batch;  y ← y − η d.
     Server: x ← x + Σ_S w_i δ_i.
 
-    Symbols: η = `lr`. `first_batch=b` takes d_0 from one batch of b samples instead of all local data.
+    Args:
+        lr: Client step size η.
+        first_batch: "full" computes d_0 on all local data; an integer b computes it on one batch of b samples.
 
     Deviations:
-        The paper also compresses what clients send and applies a variance-reduced momentum on the
-        server that needs a second local gradient trajectory; this is the local part. It is FedMoS with
-        a = μ = β = 0.
+        The paper also compresses the uploads and applies a variance-reduced momentum on the server that
+        needs a second local gradient trajectory; this is the local part. It is FedMoS with a = μ = β = 0.
+
+    Example:
+        >>> algorithm = fm.FedLomo(lr=0.1)
+        >>> result = fm.run(model, data, algorithm, fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
