@@ -1,9 +1,9 @@
-"""Counter-based randomness: every random number is a hash of where it is used.
+"""Counter-based random numbers: every number is a hash of the place where it is used.
 
 There is no generator to advance, save or share. A *stream* is a 64-bit key made from
-(seed, round, client, purpose); number j of a stream is a hash of the key and j. So the same
-numbers appear in every process, in any order of clients, on CPU and GPU alike, and a resumed
-run needs to remember nothing but its round.
+(seed, round, client, purpose); number j of a stream is a hash of the key and j. The numbers are
+therefore the same in every process, for any order of clients, on CPU and GPU, and a checkpoint
+needs to store only the round.
 
 The hash is the output function of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014), written in
 int64 tensor operations, which wrap around on overflow as unsigned arithmetic does.
@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What a stream is for. The numbers are part of every result: never renumber them."""
+    """The purpose of a stream. The values determine every random number: never change them."""
 
     BATCH = 1
     FIRST_BATCH = 2
@@ -36,29 +36,29 @@ class Purpose(IntEnum):
 
 
 def signed(value: int) -> int:
-    """The int64 with the same 64 bits as `value`."""
+    """Return the int64 with the same 64 bits as `value`."""
     return (int(value) + 2**63) % 2**64 - 2**63
 
 
 _GAMMA, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""SplitMix64's constants."""
+"""The constants of SplitMix64."""
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift (int64's own `>>` repeats the sign bit)."""
+    """Logical right shift (`>>` on int64 repeats the sign bit)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def fold(key: Tensor, data: Tensor | int) -> Tensor:
-    """A new key (int64, broadcast over both) from a key and a number."""
+    """Return a new key (int64, broadcast over both arguments) from a key and a number."""
     z = key + signed(_GAMMA) * (data + 1) if isinstance(data, Tensor) else key + signed(_GAMMA * (data + 1))
     z = (z ^ _shift(z, 30)) * signed(_MIX_1)
     z = (z ^ _shift(z, 27)) * signed(_MIX_2)
     return z ^ _shift(z, 31)
 
 
-def _folded(key: int, data: int) -> int:
-    """`fold` of numbers: the same bits, without tensors."""
+def _fold_int(key: int, data: int) -> int:
+    """`fold` for Python integers: the same bits, without tensors."""
     z = (key + _GAMMA * (data + 1)) % 2**64
     z = (z ^ (z >> 30)) * _MIX_1 % 2**64
     z = (z ^ (z >> 27)) * _MIX_2 % 2**64
@@ -72,13 +72,21 @@ def stream(
     purpose: Purpose,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """The key of one stream, or of one per entry of `client`; seed and round may be int64 tensors on the device."""
+    """Return the key of a stream, or one key per entry of `client`.
+
+    Args:
+        seed: The seed of the run, or an int64 tensor of seeds on `device`.
+        round: The round, or an int64 tensor of rounds on `device`.
+        client: The client, or an int64 tensor of clients.
+        purpose: What the numbers are used for.
+        device: The device of the key.
+    """
     if not isinstance(seed, Tensor):
-        start = _folded(seed, int(purpose))
+        start = _fold_int(seed, int(purpose))
         if not isinstance(round, Tensor):
             if not isinstance(client, Tensor):
                 return torch.full((), _key(start, round, client), device=device)
-            return fold(torch.full((), signed(_folded(start, round)), device=device), client.to(device))
+            return fold(torch.full((), signed(_fold_int(start, round)), device=device), client.to(device))
         key = torch.full((), signed(start), device=device)
     else:
         key = fold(seed, int(purpose))
@@ -87,30 +95,30 @@ def stream(
 
 
 def streams(seed: int, rounds: range, client: int, purpose: Purpose) -> Tensor:
-    """The keys of one client's streams in several rounds."""
-    start = _folded(seed, int(purpose))
+    """Return the keys of one client's streams in several rounds."""
+    start = _fold_int(seed, int(purpose))
     return torch.tensor([_key(start, t, client) for t in rounds])
 
 
 def _key(start: int, round: int, client: int) -> int:
-    return signed(_folded(_folded(start, round), client))
+    return signed(_fold_int(_fold_int(start, round), client))
 
 
 def uniform(key: Tensor) -> Tensor:
-    """float64 numbers in [0, 1), one per key."""
+    """Return float64 numbers in [0, 1), one per key."""
     return _shift(key, 11).to(torch.float64) * 2.0**-53
 
 
 def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
-    """Uniform numbers `start` … `start + count − 1` of a stream; a last axis is added to `key`'s shape."""
-    if key.device.type == "cpu" and (key.numel() == 1 or key.numel() * count <= _FEW):
-        return torch.from_numpy(_few_draws(key.numpy()[..., None].view(np.uint64), start, count))
+    """Return the uniform numbers `start` … `start + count − 1` of a stream, as a new last axis of `key`."""
+    if key.device.type == "cpu" and (key.numel() == 1 or key.numel() * count <= _SMALL):
+        return torch.from_numpy(_numpy_draws(key.numpy()[..., None].view(np.uint64), start, count))
     return uniform(fold(key.unsqueeze(-1), torch.arange(start, start + count, device=key.device)))
 
 
-def _few_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.float64]:
-    """`draws`, the same numbers. NumPy is quicker with few."""
-    z = (_counter_of_few if count <= _FEW else _counter)(start, count) + key
+def _numpy_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.float64]:
+    """`draws` with the same numbers in NumPy, which is faster for small arrays."""
+    z = (_cached_counter if count <= _SMALL else _counter)(start, count) + key
     for bits, factor in _MIXING:
         z ^= z >> bits
         z *= factor
@@ -120,37 +128,40 @@ def _few_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.fl
 
 
 def _counter(start: int, count: int) -> NDArray[np.uint64]:
-    """What is added to a key, by the number of the draw."""
+    """Return the offsets that are added to a key for each draw."""
     return np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA)
 
 
-_counter_of_few = lru_cache(maxsize=256)(_counter)
-_FEW = 4096
+_cached_counter = lru_cache(maxsize=256)(_counter)
+_SMALL = 4096
 _MIXING = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 
 
 def permute(key: Tensor, size: Tensor, width: int, keep: int | None = None) -> Tensor:
-    """For every key a random order of 0 … size−1, filled up to `width` columns with what sorts last.
+    """Return a random permutation of 0 … size−1 for every key, as rows of `width` entries.
 
-    `size` broadcasts against `key`; only the first `size` entries of a row mean anything. With `keep`, the first so
-    many columns.
+    Args:
+        key: The keys of the streams.
+        size: Lengths of the permutations; broadcasts against `key`. Entries of a row beyond its size are arbitrary.
+        width: Number of columns.
+        keep: Return only the first `keep` columns.
     """
     position = torch.arange(width, device=key.device)
     rank = _shift(fold(key.unsqueeze(-1), position), 1)
     rank = torch.where(position < size.unsqueeze(-1), rank, torch.iinfo(torch.int64).max)
-    if keep is not None and keep < width and rank.device.type == "cpu":  # five times as fast as sorting all
+    if keep is not None and keep < width and rank.device.type == "cpu":  # five times as fast as a full sort
         return rank.topk(keep, largest=False).indices
     return rank.argsort(dim=-1, stable=True)[..., :keep]
 
 
 def choose(key: Tensor, n: int, m: int) -> Tensor:
-    """m distinct numbers of 0 … n−1, every subset and order equally likely, in O(m) unless m is a large share of n.
+    """Draw m distinct numbers of 0 … n−1; every ordered subset is equally likely.
 
-    A last axis is added to the shape of `key`.
+    The numbers are a new last axis of `key`. The cost is O(m) unless m is a large fraction of n.
     """
     if 4 * m >= n:
         return permute(key, torch.tensor(n), n, m)
-    # Draw with replacement and keep first occurrences: at most a quarter is ever taken, so a few times m draws suffice.
+    # Draw with replacement and keep first occurrences: m is less than n/4, so a few times m draws suffice.
     count = 2 * m + 16
     while True:
         drawn = (draws(key, count) * n).to(torch.int64).reshape(-1, count).tolist()
@@ -161,11 +172,11 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
 
 
 def first_occurrences(values: Tensor) -> Tensor:
-    """The distinct values, in the order of their first appearance."""
+    """Return the distinct values in the order of their first occurrence."""
     return torch.tensor(list(dict.fromkeys(values.tolist())), dtype=values.dtype, device=values.device)
 
 
 def generator(seed: int, purpose: Purpose) -> np.random.Generator:
-    """A numpy generator of its own for set-up work such as partitions (never for anything inside a round)."""
+    """Return a NumPy generator for set-up work such as partitions; rounds use streams instead."""
     key = int(stream(seed, 0, 0, purpose))
     return np.random.Generator(np.random.Philox(key=key % 2**64))

@@ -8,13 +8,40 @@ from .history import Record
 
 
 class Callback:
-    """Override what you need. A plain function of a record, too, may be passed where a callback may."""
+    """Base class of callbacks. Override the methods that you need.
+
+    A plain function of a `Record` can be passed instead of a callback; it is called after each round.
+
+    Example:
+        >>> class PrintCohort(fm.Callback):
+        ...     def on_round(self, record):
+        ...         print(f"round {record.round}: {len(record.cohort)} clients")
+        >>> result = fm.run(
+        ...     model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=1, batch_size=8,
+        ...     callbacks=[PrintCohort()],
+        ... )
+        round 1: 3 clients
+        round 2: 3 clients
+    """
 
     def on_start(self, rounds: int, done: int) -> None:
-        """Before the first round; `done` rounds were played earlier, if the run is resumed."""
+        """Called before the first round.
+
+        Args:
+            rounds: The number of rounds of the run.
+            done: The number of rounds that are complete already if the run is resumed, else 0.
+        """
 
     def on_round(self, record: Record) -> None:
-        """After each round."""
+        """Called after each round.
+
+        Args:
+            record: The record of the round.
+        """
 
     def on_end(self, result: Any) -> None:
-        """After the last round, or after an interruption."""
+        """Called after the last round or after an interruption.
+
+        Args:
+            result: The `Result` of the run.
+        """

@@ -1,8 +1,8 @@
-"""Dropout whose masks are hashes: the same on any engine, device and batching.
+"""Dropout with hashed masks, which are the same on every engine and device and for every batching.
 
-`nn.Dropout` draws from the global generator, so its masks depend on whatever ran before. On the
-copy of the model that a run trains, each dropout layer is replaced by one that reads a key per
-sample from a buffer; the engine puts the keys of the current batch there.
+`nn.Dropout` draws from the global generator, so its masks depend on all earlier draws. In the copy
+of the model that a run trains, each dropout layer is replaced with one that reads a key per sample
+from a buffer; the engine writes the keys of the current batch to it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from ..rng import fold, uniform
 
 
-# An operator, so that compilers leave it alone: PyTorch's for CPUs (2.13) gets the hash wrong.
+# An opaque operator, because PyTorch's compiler for CPUs (2.13) miscompiles the hash.
 @torch.library.custom_op("fedmos::kept", mutates_args=())
 def _kept(key: Tensor, count: int, p: float) -> Tensor:
-    """Key (…,) → (…, count): which numbers are kept."""
+    """Return the mask of kept numbers, (…, count), for keys (…,)."""
     return uniform(fold(key.unsqueeze(-1), torch.arange(count, device=key.device))) >= p
 
 
@@ -37,7 +37,7 @@ class StreamDropout(nn.Module):
 
     key: Tensor
     calls: int
-    """How often it was applied in the current pass, so that a layer used twice draws two masks."""
+    """Number of applications in the current forward pass; a layer that is used twice draws two masks."""
 
     def __init__(self, p: float, channels: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class StreamDropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module) -> dict[str, StreamDropout]:
-    """Replace the dropout layers of `model` in place; each new layer by the name of its key buffer."""
+    """Replace the dropout layers of `model` in place and return the new layers by the name of their key buffer."""
     new: dict[int, StreamDropout] = {}
     layers = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):

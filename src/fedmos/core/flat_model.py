@@ -1,4 +1,4 @@
-"""A module seen as a function of one flat vector of parameters."""
+"""A module as a function of one flat vector of parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
 
 
 class FlatModel:
-    """A private copy of a module whose trainable parameters are handed in as a vector of `size` numbers.
+    """A private copy of a module that takes its trainable parameters as a vector of `size` numbers.
 
-    The order is that of `named_parameters()`. Buffers and frozen parameters stay with the copy:
-    they are neither trained nor sent.
+    The parameters are in the order of `named_parameters()`. Buffers and frozen parameters belong to
+    the copy: they are neither trained nor sent.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, precision: Precision = None) -> None:
@@ -51,21 +51,22 @@ class FlatModel:
         return bool(self._dropout)
 
     def fingerprint(self) -> str:
-        """The module's layers and the names and shapes of its parameters, hashed; values are in every checkpoint."""
+        """Return a hash of the module's layers and of the names and shapes, but not the values, of its parameters."""
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
         text += re.sub(r"0x[0-9a-f]+", "", repr(self._original))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def structure(self, here: bool) -> str:
-        """A hash that is equal for models that compute the same function of their trainable parameters.
+        """Return a hash that is equal for models that compute the same function of their trainable parameters.
 
-        What a module holds beside numbers and words (functions, say) is told apart by identity if compared `here`, in
-        this process, and by name otherwise.
+        Args:
+            here: Whether hashes are compared within this process. If so, attributes that are neither numbers nor
+                strings (functions, for example) are compared by identity, otherwise by name.
         """
         digest = hashlib.sha256(self.fingerprint().encode())
         for name, module in self.module.named_modules(remove_duplicate=False):
             held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not (k[0] == "_" and not v)}
-            plain = sorted((k, _told_apart(v, here)) for k, v in held.items() if k != "calls")
+            plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k != "calls")
             digest.update(repr((name, type(module).__qualname__, type(module).__module__, plain)).encode())
         trainable = {place for places in self._places for place in places}
         for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
@@ -74,16 +75,22 @@ class FlatModel:
         return digest.hexdigest()
 
     def initial(self) -> Tensor:
-        """The parameters the module came with."""
+        """Return the initial parameters of the module as a vector."""
         return torch.cat([self.module.get_parameter(places[0]).detach().reshape(-1) for places in self._places])
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
-        """The parameters of each place, along the last axis."""
+        """Split the last axis of y into the parameters of the module."""
         parts: tuple[Tensor, ...] = y.split(self._sizes, dim=-1)
         return parts
 
     def __call__(self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None = None) -> Tensor:
-        """The module's output with parameters y, whole or split; `keys`, one per sample, seed its dropout."""
+        """Return the module's output.
+
+        Args:
+            y: The parameters, as a vector or split by `split`.
+            inputs: A batch of inputs.
+            keys: One key per sample for dropout.
+        """
         parts = zip(self._places, self.split(y) if isinstance(y, Tensor) else y, self._shapes, strict=True)
         values = {place: v.view(shape) for places, v, shape in parts for place in places}
         if keys is not None:
@@ -95,9 +102,9 @@ class FlatModel:
         return output.to(self.dtype)
 
     def laid_out(self, inputs: Tensor) -> Tensor:
-        """Images as a CPU's convolutions are fastest with them, channels last, if the module takes them so.
+        """Return images channels last, the fastest layout for convolutions on a CPU, if the module accepts it.
 
-        Not every module does: `view` after a convolution wants them as they were. For calls outside `vmap`.
+        Some modules do not: `view` after a convolution needs the default layout. For calls outside `vmap`.
         """
         if inputs.ndim != 4 or self.device.type != "cpu" or self.dtype != torch.float32:
             return inputs
@@ -119,7 +126,7 @@ class FlatModel:
             self.module.train(was_training)
 
     def module_with(self, y: Tensor) -> nn.Module:
-        """A copy of the caller's module, on the CPU, holding the parameters y."""
+        """Return a copy of the original module, on the CPU, with the parameters y."""
         module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
         load_flat(module, y)
         return module
@@ -135,20 +142,21 @@ _TORCH_OWN = {
 }
 
 
-def _told_apart(v: object, here: bool) -> str:
+def _attribute_key(v: object, here: bool) -> str:
+    """Return a string that is equal for equal attribute values; see `FlatModel.structure`."""
     if isinstance(v, bool | int | float | str | torch.dtype | type(None)):
         return repr(v)
     if isinstance(v, tuple | list):
-        return repr([_told_apart(item, here) for item in v])
+        return repr([_attribute_key(item, here) for item in v])
     name = getattr(v, "__qualname__", type(v).__qualname__)
     return f"{name} {id(v)}" if here else name
 
 
 def _places(module: nn.Module, name: str) -> list[str]:
-    """Every attribute that holds the parameter, once each.
+    """Return the paths of all attributes that hold the parameter, once each.
 
-    `functional_call` could tie weights by itself, but leaves a module that is reached by two names with
-    the substituted tensor in it.
+    `functional_call` can tie weights itself, but then a module that is reachable by two names keeps the
+    substituted tensor.
     """
     parameter = module.get_parameter(name)
     places: dict[tuple[int, str], str] = {}
@@ -160,7 +168,7 @@ def _places(module: nn.Module, name: str) -> list[str]:
 
 
 def load_flat(module: nn.Module, y: Tensor) -> None:
-    """Write the vector y into the trainable parameters of `module`."""
+    """Copy the vector y into the trainable parameters of `module`. Raises ValueError if the sizes differ."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     if sum(p.numel() for p in trainable) != y.numel():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a run recorded, round by round."""
+"""The record of every round of a run."""
 
 from __future__ import annotations
 
@@ -12,43 +12,70 @@ from .validation import suggest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One round. Metrics are None in rounds that were not evaluated, and where they do not exist."""
+    """The record of one round. Metrics are None in rounds without evaluation and where they are not defined.
+
+    Example:
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=1, batch_size=8)
+        >>> record = result.history[-1]
+        >>> record.round, len(record.cohort)
+        (2, 3)
+        >>> record.bytes_down  # three clients receive the model, 650 numbers in float32
+        7800
+    """
 
     round: int
-    """From 1."""
+    """The round, from 1."""
     cohort: list[int]
-    """Distinct clients, ascending."""
+    """The distinct clients of the cohort, in ascending order."""
     weights: list[float]
-    """The summed weight of each."""
+    """The summed aggregation weight of each client of the cohort."""
     bytes_down: int
+    """Bytes sent from the server to clients."""
     bytes_up: int
+    """Bytes sent from clients to the server."""
     seconds: float
-    """Time spent on the round, evaluation apart (on a GPU, where it is queued with the rest, included)."""
+    """Wall-clock time of the round without evaluation (on a GPU, where evaluation is queued with the rest, with it)."""
     available: int | None = None
-    """Clients that could be chosen."""
+    """Number of clients that were available."""
     short: bool = False
-    """Whether those were fewer than the cohort was to have."""
+    """Whether fewer clients were available than the cohort needs."""
     probed: int = 0
-    """Samples whose loss or gradient clients computed only to be chosen."""
+    """Number of samples for which clients computed a loss or gradient only for the selection."""
     late: list[int] = field(default_factory=list)
     """Clients that missed the deadline."""
     abandoned: bool = False
-    """Whether the model stayed as it was, for want of updates."""
+    """Whether the model stayed unchanged because too few updates arrived."""
     clock: float | None = None
-    """Simulated seconds since the start of the run, at the round's end."""
+    """Simulated seconds from the start of the run to the end of the round."""
     train_loss: float | None = None
+    """Mean loss on the training samples."""
     train_accuracy: float | None = None
+    """Fraction of correctly classified training samples."""
     test_loss: float | None = None
+    """Mean loss on the test samples."""
     accuracy: float | None = None
+    """Fraction of correctly classified test samples."""
     diagnostics: dict[str, float] | None = None
-    """What `fm.Diagnostics` measured, in rounds in which it did."""
+    """Measurements of `fm.Diagnostics`, in the rounds in which it measures."""
 
 
 METRICS = ("train_loss", "train_accuracy", "test_loss", "accuracy")
 
 
 class History:
-    """The records of a run, in order."""
+    """The records of a run in order; a sequence of `Record`.
+
+    Args:
+        records: The records of the first rounds.
+
+    Example:
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=3, local_steps=1, batch_size=8)
+        >>> history = result.history
+        >>> len(history), [record.round for record in history]
+        (3, [1, 2, 3])
+        >>> history.to_dict()["round"]
+        [1, 2, 3]
+    """
 
     def __init__(self, records: list[Record] | None = None) -> None:
         self._records = records or []
@@ -63,32 +90,45 @@ class History:
         return self._records[i]
 
     def append(self, record: Record) -> None:
+        """Append the record of the next round."""
         self._records.append(record)
 
     def amend(self, record: Record) -> None:
-        """Put another record in the place of the last."""
+        """Replace the last record."""
         self._records[-1] = record
 
     def since(self, done: int) -> list[Record]:
-        """The records after the first `done`."""
+        """Return the records after the first `done`."""
         return self._records[done:]
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """One list per column."""
+        """Return one list per field of `Record`."""
         return {f.name: [getattr(record, f.name) for record in self] for f in fields(Record)}
 
     def first(self, metric: str, target: float) -> Record | None:
-        """The first record whose metric reached the target; losses count downwards."""
+        """Return the first record whose metric reaches the target.
+
+        Args:
+            metric: "train_loss", "train_accuracy", "test_loss" or "accuracy".
+            target: The value to reach: from above for losses, from below for accuracies.
+
+        Returns:
+            The record, or None if no round reaches the target.
+
+        Raises:
+            ValueError: If `metric` is not one of the four.
+        """
         if metric not in METRICS:
             raise ValueError(f"'metric' must be one of {', '.join(METRICS)}, got {metric!r}{suggest(metric, METRICS)}")
         return next((r for r in self if reached(metric, getattr(r, metric), target)), None)
 
     def bytes_until(self, record: Record) -> int:
-        """Bytes down and up of all rounds up to and with this one."""
+        """Return the bytes sent down and up in all rounds up to and including this one."""
         return sum(r.bytes_down + r.bytes_up for r in self._records[: record.round])
 
 
 def reached(metric: str, value: float | None, target: float) -> bool:
+    """Return whether the value reaches the target; False for None."""
     if value is None:
         return False
     return value <= target if is_loss(metric) else value >= target

@@ -6,10 +6,10 @@ from .validation import Rule, fraction, number
 
 
 def is_loss(metric: str) -> bool:
-    """Whether smaller is better."""
+    """Return whether smaller values of the metric are better."""
     return metric.endswith("loss")
 
 
 def target_rule(metric: str) -> Rule:
-    """What a target for the metric must be."""
+    """Return the rule that a target for the metric must meet."""
     return number if is_loss(metric) else fraction

@@ -1,4 +1,4 @@
-"""Shares of whole numbers as people write them: 0.29 of 100 is 29, though 0.29 * 100 is a little less in floats."""
+"""Fractions of integers without floating-point surprises: 0.29 of 100 is 29, although 0.29 * 100 < 29 in floats."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 
 
 def floor_of(share: float, n: int) -> int:
+    """Return ⌊share · n⌋."""
     return math.floor(share * n + 1e-9)
 
 
 def ceil_of(share: float, n: int) -> int:
+    """Return ⌈share · n⌉."""
     return math.ceil(share * n - 1e-9)

@@ -1,4 +1,4 @@
-"""One template for errors about a value: "FedProx: 'mu' must be ≥ 0, got -1"."""
+"""Validation of arguments, with one template for errors: "FedProx: 'mu' must be ≥ 0, got -1"."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from .formatting import format_value
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be, in words and as a test."""
+    """A condition on a value: a description for error messages and a test."""
 
     text: str
     test: Callable[[Any], bool]
     most: float = math.inf
-    """Larger numbers are slips of the finger: they would take all memory, or overflow."""
+    """Upper bound for numbers; larger ones are mistakes that would exhaust memory or overflow."""
 
     def __or__(self, other: Rule) -> Rule:
         text = f"{self.text} or {other.text}"
         return Rule(text, lambda v: self.test(v) or other.test(v), min(self.most, other.most))
 
     def up_to(self, most: float) -> Rule:
+        """Return the rule with another upper bound."""
         return replace(self, most=most)
 
     def fault(self, v: Any) -> str | None:
-        """What a value must be and is not, or None."""
+        """Return the condition that the value violates, or None."""
         if not self.test(v):
             return self.text
         return f"≤ {self.most:,}" if _larger(v, self.most) else None
@@ -39,7 +40,7 @@ class Rule:
 def _number(v: Any) -> bool:
     try:
         return isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v)
-    except OverflowError:  # an integer that is too large for a float
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -52,11 +53,11 @@ def _integer(v: Any) -> bool:
 
 
 MANY = 10**9
-"""No count of anything is larger."""
+"""Upper bound of all counts."""
 LOCAL = 10**6
-"""No client takes more steps or epochs in a round."""
+"""Upper bound of the local steps or epochs of a round."""
 LARGE = 1e30
-"""Beyond this, products overflow in float32."""
+"""Products of larger numbers overflow in float32."""
 
 
 number = Rule("a number", _number)
@@ -76,7 +77,7 @@ none = Rule("None", lambda v: v is None)
 
 
 def one_of(*options: Any) -> Rule:
-    """One of a few values; 1, 1.0 and True are kept apart."""
+    """Return the rule that a value is one of `options`; 1, 1.0 and True are different values."""
     return Rule(
         "one of " + ", ".join(repr(o) for o in options),
         lambda v: any(type(v) is type(o) and v == o for o in options),
@@ -84,25 +85,26 @@ def one_of(*options: Any) -> Rule:
 
 
 def require(owner: str, field: str, value: Any, rule: Rule) -> None:
+    """Raise ValueError unless the value meets the rule."""
     fault = rule.fault(value)
     if fault is not None:
         raise ValueError(f"{owner}: '{field}' must be {fault}, got {format_value(value)}")
 
 
 def check(obj: Any, **rules: Rule) -> None:
-    """Check the fields of a dataclass; called from its `__post_init__`."""
+    """Check the fields of a dataclass, from its `__post_init__`."""
     for field, rule in rules.items():
         require(type(obj).__name__, field, getattr(obj, field), rule)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'local_steps'?)" or nothing."""
+    """Return a hint like " (did you mean 'local_steps'?)", or "" if no known word is similar."""
     close = difflib.get_close_matches(word[:100], list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def needs(module: str, package: str, purpose: str) -> Any:
-    """An optional module, or a sentence that says what to install."""
+    """Import an optional module. Raises ImportError with the package to install if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -51,9 +51,10 @@ def run(spec: RunSpec) -> Result:
         DivergenceError: if an update is not finite and `on_bad_update` is "stop"; it carries the result so far.
 
     Example:
-        >>> result = fm.run(
-        ...     fm.models.mlp(64, 10), data, fm.FedMoS(lr=0.1), fm.ACS(m=20), rounds=40, local_steps=5, batch_size=8
-        ... )
-        >>> result.rounds_to("accuracy", 0.9)
+        >>> data = fm.datasets.load("digits").partition(fm.partition.Dirichlet(alpha=0.5), clients=10)
+        >>> model = fm.models.mlp(features=64)
+        >>> result = fm.run(model, data, fm.FedMoS(lr=0.1), fm.ACS(m=5), rounds=20, local_steps=5, batch_size=8)
+        >>> result.rounds_to("accuracy", 0.8) <= 20
+        True
     """
     return Run(spec).play()
