@@ -89,6 +89,9 @@ def local(
     All on loopback, with TLS and with keys made for this run; all is stopped at the end, on Ctrl-C, and on errors.
     Given the folder of a run that was cut off, continues it.
     """
+    from ..flower import require_flower
+
+    require_flower()
     from ..flower.deployment import Deployment
     from ..flower.local.app_template import CONFIGURATION, write_app
     from ..flower.local.local_deployment import LocalDeployment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import model_validator
 
@@ -11,6 +11,7 @@ import fedmos as fm
 from ..core.formatting import one_line
 from ..data.catalog import CATALOG
 from . import registry as registry
+from .deploy import Deploy
 from .fields import (
     AtLeastOne,
     ByChannel,
@@ -32,9 +33,6 @@ from .fields import (
     whole,
 )
 from .text import located
-
-if TYPE_CHECKING:
-    from ..flower.settings import Deploy
 
 
 class AugmentConfig(Strict):
@@ -132,7 +130,7 @@ class SystemConfig(Strict):
 
 
 class DeployConfig(Strict):
-    """What a deployment needs beside the run; a simulation leaves it aside. See `fedmos.flower.Deploy`."""
+    """Options of a deployment, which a simulation ignores; see `fedmos.flower.Deploy`."""
 
     clients: Annotated[list[Name], several] | None = None
     wait: Positive = 120.0
@@ -142,7 +140,5 @@ class DeployConfig(Strict):
     train_metrics: Flag = False
 
     def make(self) -> Deploy:
-        from ..flower.settings import Deploy
-
         with located("deploy"):
             return Deploy(**{name: getattr(self, name) for name in DeployConfig.model_fields})

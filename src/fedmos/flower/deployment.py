@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..config.deploy import Deploy, names_rule
 from ..config.schema import RunConfig, load
 from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
@@ -22,7 +23,6 @@ from ..data.federated import FederatedData
 from ..engine.execution_plan import override
 from ..run.options import call_with_options
 from ..run.spec import RunSpec
-from .settings import Deploy, names_rule
 
 Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
 """The path of a configuration, a configuration that was read, or a mapping of `fm.run`'s arguments and "deploy"."""

@@ -205,6 +205,26 @@ class TestApp:
         assert config.load(config.RunConfig, tmp_path / "app" / "app" / "run.toml").algorithm.fields["lr"] == 0.25
 
 
+def test_only_the_apps_need_flower():
+    program = """
+import sys
+
+sys.modules["flwr"] = None  # as if it were not installed
+import fedmos.flower.local.app_template, fedmos.flower.local.certificates, fedmos.flower.local.process_group
+from fedmos.config.tables import DeployConfig
+from fedmos.flower import Deploy
+
+assert DeployConfig().make() == Deploy()
+try:
+    from fedmos.flower import server_app
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "Cannot deploy because flwr is not installed; use pip install 'fedmos[flower]'\n"
+
+
 @pytest.mark.parametrize("command", ["node", "apps"])
 def test_the_commands_for_single_machines_start_their_programs(monkeypatch, command):
     started = []

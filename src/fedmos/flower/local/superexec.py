@@ -19,15 +19,14 @@ from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.superexec.run_superexec import run_superexec
 from flwr.supercore.utils import get_flwr_home
 
-import fedmos.config.schema
-import fedmos.flower
-
+from ...config import schema
+from .. import client, deployment, server
 from . import flower_patches
 from .environment import LOG, PID, POLL, flower_home
 from .forking_executor import ForkingExecutor, run_and_exit
 
 _RESTART_PAUSE = 0.05
-_PRELOADED = (torch._dynamo, fedmos.config, fedmos.flower)
+_PRELOADED = (torch._dynamo, schema, client, server)
 """Modules that apps need and that take seconds to import; torch.func imports the first when it is first used."""
 
 
@@ -83,7 +82,7 @@ def preload(config: str) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        fedmos.flower.preload(config)
+        deployment.preload(config)
     finally:
         torch.set_num_threads(threads)
 
