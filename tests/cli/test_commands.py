@@ -11,6 +11,7 @@ import fedmos as fm
 from fedmos.config import schema as config
 from fedmos.experiments.compare import compare
 from fedmos.experiments.progress import Lines
+from helpers import comparisons
 from helpers.configs import RUN
 
 
@@ -188,8 +189,6 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
 
 
 def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
-    import comparisons
-
     from fedmos.storage import toml
 
     kept = comparisons.settings(seeds=[0], title="A [/b]").model_dump(mode="json", exclude_none=True)
@@ -206,8 +205,6 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
 
 
 def test_workers_of_a_comparison_that_was_killed_end(tmp_path):
-    import comparisons
-
     from fedmos.storage import toml
 
     kept = comparisons.settings(seeds=[0], rounds=10**6, methods=comparisons.METHODS[:1])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
+from helpers.federations import poisoned
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -264,13 +265,6 @@ def test_save_and_load(quick, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is none"):
         fm.Result.load(tmp_path / "nothing")
     assert not [p.name for p in (tmp_path / "a").iterdir() if p.name.startswith(".")]
-
-
-def poisoned(digits, client: int) -> fm.FederatedData:
-    """The digits as numbers, with one client's so large that its update overflows."""
-    clients = [(digits.normalize(x, torch.float32), y) for x, y in (digits.client(i) for i in range(len(digits)))]
-    clients[client] = (torch.full_like(clients[client][0], 3e38), clients[client][1])
-    return fm.FederatedData.from_arrays(clients)
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])

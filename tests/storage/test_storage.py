@@ -20,6 +20,7 @@ from fedmos.storage.checkpoint import Checkpoints
 from fedmos.storage.files import Lines, StorageError
 from fedmos.storage.segments import new_rounds, new_rows
 from helpers.configs import RUN
+from helpers.federations import poisoned
 
 
 def stopping(after: int):
@@ -92,8 +93,6 @@ def test_a_run_that_is_cut_off_three_times_ends_the_same(quick, tmp_path, algori
 
 
 def test_a_diverging_run_is_kept_as_far_as_it_got(quick, digits, tmp_path):
-    from test_run import poisoned
-
     cohorts = fm.FixedCohorts([[0, 1], [1, 2]])
     with pytest.raises(fm.DivergenceError):
         quick(data=poisoned(digits, client=2), selection=cohorts, out=tmp_path / "run")
