@@ -1,15 +1,15 @@
-"""A cohort's step on a GPU beside the graphed centralised step, and FedMoS evaluated in every round.
+"""A cohort's step on a GPU compared with a centralised step, and FedMoS evaluated in every round.
 
     python benchmarks/absolute.py lenet resnet20 --precision tf32
     python benchmarks/absolute.py mnist --evaluated --precision tf32
 
-The centralised step trains one model on as many samples, which lie ready on the device; with `nn.GroupNorm`, PyTorch's
-own, recorded as a CUDA graph, contiguous or channels last, whichever is faster. Ours is a round of FedAvg, compiled,
-divided by its steps: the server's step, drawing and gathering of samples are in it.
+The centralised step trains one model on as many samples, which are on the device; with PyTorch's `nn.GroupNorm`,
+captured as a CUDA graph, contiguous or channels last, whichever is faster. The cohort's step is a compiled round of
+FedAvg divided by its number of steps, which includes the server's step and the drawing and gathering of samples.
 
-No program can be faster than the floors of a cohort's step: its products at what an H200's tensor cores reach, and what
-must pass its memory: outputs of convolutions and linear layers four times (written, read, read again for the gradient,
-theirs written), parameters of every client four times (read, read again, and for the step read and written).
+Floors are lower bounds for a cohort's step: the time of its products at the throughput of an H200's tensor cores, and
+of its memory traffic: outputs of convolutions and linear layers four times (written, read, read again for the gradient,
+gradient written), parameters of every client four times (read, read again, and for the step read and written).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedmos as fm
 
-PRODUCTS = {"bf16": 790e12, "tf32": 395e12, None: 67e12}  # a second, of an H200
+PRODUCTS = {"bf16": 790e12, "tf32": 395e12, None: 67e12}  # per second, of an H200
 BYTES = 4.8e12
-_RECORDED = 4  # centralised steps in one graph
+_CAPTURED = 4  # centralised steps in one graph
 
 
 def cohort_step(job: Job, given: argparse.Namespace) -> float:
-    """Milliseconds of a step of the whole cohort."""
+    """Return the milliseconds of a step of the whole cohort."""
     times, _ = Ours(job, "FedAvg", "cuda", "compiled", given.precision).times(given.warm, given.rounds)
     return 1e3 * statistics.median(times) / job.steps
 
 
 def central_step(job: Job, arithmetic: str | None, layout: torch.memory_format) -> float:
-    """Milliseconds of a step of one model on as many samples."""
+    """Return the milliseconds of a step of one model on as many samples."""
     n = job.cohort * job.batch
     model = _library_norms(job.model()).cuda().to(memory_format=layout)
     parameters = list(model.parameters())
@@ -54,11 +54,11 @@ def central_step(job: Job, arithmetic: str | None, layout: torch.memory_format) 
 
     with precision(arithmetic):
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
-        return _graphed(step)
+        return _time_graph(step)
 
 
 def floors(job: Job, arithmetic: str | None) -> tuple[float, float]:
-    """Milliseconds that a cohort's step takes at least: for its products, for its bytes."""
+    """Return the lower bounds of a cohort's step in milliseconds: for its products, for its memory traffic."""
     model = job.model()
     outputs: list[int] = []
     for module in model.modules():
@@ -82,27 +82,27 @@ def _library_norms(model: nn.Module) -> nn.Module:
     return model
 
 
-def _graphed(step: Callable[[], None]) -> float:
-    aside = torch.cuda.Stream()
-    with torch.cuda.stream(aside):
+def _time_graph(step: Callable[[], None]) -> float:
+    warm_up = torch.cuda.Stream()
+    with torch.cuda.stream(warm_up):
         for _ in range(3):
             step()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(_RECORDED):
+        for _ in range(_CAPTURED):
             step()
     times = []
     for _ in range(6):
         began = time.perf_counter()
         graph.replay()
         torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - began) / _RECORDED)
+        times.append(1e3 * (time.perf_counter() - began) / _CAPTURED)
     return statistics.median(times[1:])
 
 
 def evaluated(job: Job, arithmetic: str | None) -> str:
-    """500 rounds of FedMoS, each evaluated on 10,000 further samples and on all that clients have."""
+    """Time 500 rounds of FedMoS, each evaluated on 10,000 test samples and on all clients' data."""
     made = job.federation()
     more = torch.randint(0, 256, (10_000, *job.shape), dtype=torch.uint8), torch.randint(0, 10, (10_000,))
     data = fm.FederatedData.from_arrays([made.client(i) for i in range(job.clients)], test=more)
@@ -126,7 +126,7 @@ def evaluated(job: Job, arithmetic: str | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="+", help=f"of {', '.join(JOBS)}")
+    parser.add_argument("jobs", nargs="+", help=f"any of {', '.join(JOBS)}")
     parser.add_argument("--precision", choices=["tf32", "bf16"])
     parser.add_argument("--evaluated", action="store_true", help="time FedMoS with evaluation instead")
     parser.add_argument("--rounds", type=int, default=20)
@@ -139,12 +139,12 @@ def main() -> None:
             continue
         ours = cohort_step(JOBS[name], given)
         layouts = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
-        central = {word: central_step(JOBS[name], given.precision, layout) for word, layout in layouts.items()}
-        words = ", ".join(f"{ms:.2f} {word}" for word, ms in central.items())
+        central = {label: central_step(JOBS[name], given.precision, layout) for label, layout in layouts.items()}
+        times = ", ".join(f"{ms:.2f} {label}" for label, ms in central.items())
         ratio = ours / min(central.values())
-        products, device_cache = floors(JOBS[name], given.precision)
-        print(f"{name}: {ours:.2f} ms a cohort step; centralised {words}: {ratio:.2f} ×", end="; ")
-        print(f"floors {products:.3f} (products), {device_cache:.3f} (bytes)", flush=True)
+        products, traffic = floors(JOBS[name], given.precision)
+        print(f"{name}: {ours:.2f} ms a cohort step; centralised {times}: {ratio:.2f} ×", end="; ")
+        print(f"floors {products:.3f} (products), {traffic:.3f} (bytes)", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Memory of stateful clients: 100,000 clients of an 800,000-parameter model, of which 1,000 take part.
 
-SCAFFOLD keeps a vector per client, 320 GB if all took part. Prints what the sparse file holds and
-the memory the run needed. `python benchmarks/client_state.py`
+SCAFFOLD keeps a vector per client, 320 GB for all clients. Prints the size of the sparse file's content and the
+memory of the run: `python benchmarks/client_state.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import fedmos as fm
 
 
 def rss() -> float:
-    """Gigabytes resident now."""
+    """Return the resident memory in GB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 1e9
 

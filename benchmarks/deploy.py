@@ -1,9 +1,9 @@
-"""What a round costs over Flower, with real processes on loopback, TLS and node authentication.
+"""Time per round over Flower, with real processes on loopback, TLS and node authentication.
 
     python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--rounds 6] [--poll SECONDS] [--stock]
 
-All clients take part in every round, with one step on one sample, so that a round is little but transport. `--stock`
-is for comparison: Flower's own SuperNode and SuperExec, with their own pauses, under the same apps.
+All clients take part in every round, with one step on one sample, so that transport dominates. `--stock` uses
+Flower's own SuperNode and SuperExec, with their polling intervals, under the same apps.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ server, client = server_app(run()), client_app(run())
 
 
 def width(megabytes: float) -> int:
-    """Of a layer between 8 inputs and 2 outputs, for a model of so many megabytes."""
+    """Return the width of a layer between 8 inputs and 2 outputs for a model of this size."""
     return round((megabytes * 1e6 / 4 - 2) / 11)
 
 
@@ -79,7 +79,7 @@ def write_app(folder: Path, clients: int, megabytes: float, rounds: int) -> Path
 
 
 class Stock(LocalDeployment):
-    """The same with Flower's own programs and pauses: they start what runs apps themselves."""
+    """A deployment with Flower's own programs and polling intervals; they start the processes of apps themselves."""
 
     def command(self, name: str) -> tuple[list[str], dict[str, str]]:
         if name == SUPEREXEC:

@@ -1,13 +1,13 @@
-"""How fast a round is, beside what a hand would write and beside the ceiling: `make bench`.
+"""Time per round of every engine, a hand-written loop and centralised training: `make bench`.
 
-For each job, measured in turn in one process after warm-up, seconds a round of:
+For each job, in one process after warm-up:
 
-    lean       a plain PyTorch loop over clients as a hand would write it, nothing of fedmos in it
+    lean       a hand-written PyTorch loop over clients, without fedmos
     loop       engine="loop"
     batched    engine="batched": the cohort as one vectorised program
-    compiled   that, compiled (FEDMOS_ENGINE=compiled)
-    auto       engine="auto", told that the run is long
-    central    one model on the same number of samples a step: what no federated round can beat by much
+    compiled   the same, compiled (FEDMOS_ENGINE=compiled)
+    auto       engine="auto" in a long run
+    central    one model on the same number of samples per step: close to the upper bound for a federated round
 
 Data is random: only shapes matter. Times are medians over rounds; ratios are to `lean` and to `central`.
 """
@@ -64,10 +64,9 @@ JOBS = {
 ALGORITHMS = {"FedAvg": fm.FedAvg(lr=0.01), "FedMoS": fm.FedMoS(lr=0.01)}
 
 
-# By hand: FedAvg and FedMoS, client after client. Data lies on the device, normalised once.
-
-
 class Lean:
+    """FedAvg and FedMoS as a hand-written loop over clients. Data is on the device and normalised beforehand."""
+
     def __init__(self, job: Job, algorithm: str, device: str) -> None:
         self.job, self.algorithm, self.device = job, algorithm, device
         data = job.federation()
@@ -133,7 +132,7 @@ class Lean:
 
 
 class Central(Lean):
-    """One model, as many samples a step as the whole cohort (FedMoS: as many gradients)."""
+    """One model, with as many samples per step as the whole cohort (FedMoS: as many gradients)."""
 
     def round(self) -> None:
         job = self.job
@@ -150,7 +149,7 @@ class Central(Lean):
 
 
 class Ours:
-    """Rounds of fm.run, stopped when enough have been timed."""
+    """Rounds of `fm.run`, interrupted when enough have been timed."""
 
     def __init__(self, job: Job, algorithm: str, device: str, engine: str, precision: str | None) -> None:
         self.arguments: dict[str, Any] = {
@@ -158,7 +157,7 @@ class Ours:
             "data": job.federation(),
             "algorithm": ALGORITHMS[algorithm],
             "selection": fm.Uniform(m=job.cohort),
-            "rounds": 5_000,  # a long run, so that "auto" thinks of one
+            "rounds": 5_000,  # long enough for "auto" to consider compilation
             "local_steps": job.steps,
             "batch_size": job.batch,
             "eval_every": 10**6,
@@ -171,7 +170,7 @@ class Ours:
     def times(self, warm: int, rounds: int) -> tuple[list[float], str]:
         marks: list[float] = []
 
-        def watch(record: fm.Record) -> None:
+        def mark(record: fm.Record) -> None:
             synchronise()
             marks.append(time.perf_counter())
             if len(marks) > warm + rounds:
@@ -180,7 +179,7 @@ class Ours:
         if self.compiled:
             os.environ["FEDMOS_ENGINE"] = "compiled"
         try:
-            result = fm.run(**self.arguments, callbacks=[watch])
+            result = fm.run(**self.arguments, callbacks=[mark])
         finally:
             os.environ.pop("FEDMOS_ENGINE", None)
         how = result.info["engine"] + (", compiled" if result.info["compiled"] else "")
@@ -205,7 +204,7 @@ def by_hand(job: Lean, warm: int, rounds: int) -> list[float]:
 
 
 def peak(device: str) -> float:
-    """MiB: of the process, or of the device since the last call."""
+    """Return the peak memory in MiB: of the process, or of the device since the last call."""
     if device == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     most = torch.cuda.max_memory_allocated() / 2**20
@@ -216,7 +215,7 @@ def peak(device: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = ["mlp", "mnist", "pfl-cifar", "lenet"]
-    parser.add_argument("jobs", nargs="*", default=usual, help=f"of {', '.join(JOBS)}")
+    parser.add_argument("jobs", nargs="*", default=usual, help=f"any of {', '.join(JOBS)}")
     parser.add_argument("--algorithms", nargs="*", default=list(ALGORITHMS))
     parser.add_argument("--ways", nargs="*", default=["lean", "loop", "batched", "compiled", "auto", "central"])
     parser.add_argument("--rounds", type=int, default=7)

@@ -1,7 +1,7 @@
-"""How cost grows: with the cohort, with the number of clients, and how much memory a cohort takes.
+"""Time per round by cohort size and by number of clients, and the memory of a cohort.
 
-The *mnist* job of engines.py, FedAvg, vectorised; and a wide linear model whose parameters dwarf everything else, so
-that what a round adds to the process's memory, in units of (clients × parameters × 4 bytes), can be read off.
+Times are of the *mnist* job of engines.py with FedAvg, vectorised. Memory is that of a wide linear model whose
+parameters dominate, in units of clients × parameters × 4 bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from engines import JOBS, Ours
 from torch import nn
 
 import fedmos as fm
-import fedmos.run.run
 
 os.environ["FEDMOS_ENGINE"] = "batched"
 MEMORY = {"FedAvg": fm.FedAvg(lr=0.01), "FedMoS": fm.FedMoS(lr=0.01), "Scaffold": fm.Scaffold(lr=0.01)}
@@ -31,17 +30,18 @@ def milliseconds(cohort: int, clients: int) -> float:
 
 
 def resident(name: str) -> int:
-    """Bytes: "VmRSS" now, or "VmHWM" at most since the last reset."""
+    """Return resident bytes: "VmRSS" at present, or "VmHWM" at the peak."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return 1024 * int(line.split()[1])
 
 
 def memory(algorithm: fm.Algorithm, cohort: int) -> float:
-    """What a run takes at most beyond what there was before it, in numbers per client and parameter.
+    """Return the peak memory of a run beyond that before it, in numbers per client and parameter.
 
-    Memory that is freed is given back at once, so that what is measured is what is alive.
+    Freed memory is returned to the system at once, so that live memory is measured.
     """
-    fedmos.session.keep_memory = lambda: None
+    for module in [m for name, m in sys.modules.items() if name.startswith("fedmos.") and hasattr(m, "keep_memory")]:
+        module.keep_memory = lambda: None
 
     def run(features: int) -> None:
         rng = np.random.default_rng(0)
@@ -49,7 +49,7 @@ def memory(algorithm: fm.Algorithm, cohort: int) -> float:
         data, model = fm.FederatedData.from_arrays(pairs), nn.Linear(features, features)
         fm.run(model, data, algorithm, fm.Full(), rounds=3, local_steps=2, batch_size=2, eval_every=3)
 
-    run(10)  # whatever a first run sets up
+    run(10)  # the first run initialises libraries
     before = resident("VmRSS")
     run(1000)
     return (resident("VmHWM") - before) / (4 * cohort * 1_001_000)

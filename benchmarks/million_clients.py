@@ -1,9 +1,9 @@
-"""A million clients of twenty samples: what it takes to divide the data, and to begin a run on it.
+"""Time and memory to divide data among a million clients of twenty samples, and to start a run on it.
 
     python benchmarks/million_clients.py [--clients 1000000] [--samples 20]
 
-Each partition is made in a process of its own: seconds, and memory beyond the data (peak resident size). The run is
-FedAvg with 100 clients a round, evaluated never but at the end of its three rounds.
+Each partition runs in its own process: seconds, and peak resident memory beyond the data. The run is FedAvg with 100
+clients a round, evaluated at the end of its three rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMES = {
 
 
 def resident(which: str) -> float:
-    """MiB resident now ("VmRSS") or at most ("VmHWM") since the peak was last reset."""
+    """Return resident MiB: "VmRSS" at present, or "VmHWM" at the peak since the last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(which))
 
@@ -41,7 +41,7 @@ def dataset(clients: int, samples: int) -> fm.Dataset:
     rng = np.random.default_rng(0)
     n = clients * samples
     return fm.Dataset(
-        "made up",
+        "random",
         rng.integers(0, 256, (n, 16), dtype=np.uint8),
         rng.integers(0, 10, n),
         normalize=fm.Normalize(mean=0.5, std=0.5),
@@ -51,7 +51,7 @@ def dataset(clients: int, samples: int) -> fm.Dataset:
 
 def measure(name: str, clients: int, samples: int) -> dict[str, float]:
     data = dataset(clients, samples)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, began = resident("VmRSS"), time.perf_counter()
     federation = data.partition(SCHEMES[name], clients=clients, seed=0)
     made, peak = time.perf_counter() - began, resident("VmHWM") - before
@@ -84,9 +84,9 @@ def main() -> None:
     headings = (
         "partition",
         "seconds",
-        "MiB beyond the data",
+        "peak MiB beyond the data",
         "MiB kept",
-        "first round over (s)",
+        "first round (s)",
         "3 rounds, evaluated (s)",
     )
     print("| " + " | ".join(headings) + " |")

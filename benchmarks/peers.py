@@ -1,14 +1,15 @@
-"""A FedAvg round beside other simulators' on identical jobs: `make bench-peers`.
+"""Time per FedAvg round of fedmos and of other simulators on identical jobs: `make bench-peers`.
 
-For each job, in turn and several times over, each in a process of its own:
+For each job, in turn and repeatedly, each in its own process:
 
     lean      the plain loop over clients of engines.py
-    auto      fedmos, engine="auto", which decides afresh every time
+    auto      fedmos, engine="auto", which chooses a plan in every process
     pfl       Apple's pfl, in .venv-pfl or .carry/pfl; on a CPU also as one process for every core
     Flower    Flower's simulation, a worker for every core, in .venv-flower; on a CPU only
 
-Models, clients, cohort, steps and batches are those of engines.py; nobody evaluates. Peers find their batches cut and
-normalised on the device, ours are drawn anew in every step. Times are medians over all rounds that were counted.
+Models, clients, cohort, steps and batches are those of engines.py, without evaluation. The other simulators get batches
+that are cut and normalised on the device beforehand; fedmos draws a batch in every step. Times are medians over all
+counted rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WAYS = ["lean", "auto", "pfl", "pfl-processes", "flower"]
 
 
 def interpreter(peer: str, module: str) -> tuple[str, list[str]] | None:
-    """Python of the peer's environment, or this one where it has the peer's module; and folders to find it in."""
+    """Return the Python interpreter that has the other simulator, and additional import folders; None if none has."""
     own, carried = ROOT / f".venv-{peer}" / "bin" / "python", ROOT / ".carry" / peer
     if own.exists():
         return str(own), []
@@ -44,7 +45,7 @@ def interpreter(peer: str, module: str) -> tuple[str, list[str]] | None:
 
 
 def command(way: str) -> tuple[list[str], list[str]] | str:
-    """What to run before the job's name, and folders to import from; or why that cannot be."""
+    """Return the command without the job's name and additional import folders, or the reason why there is none."""
     here = ROOT / "benchmarks" / "peers"
     if way in ("lean", "auto"):
         return [sys.executable, str(here / "ours_job.py"), "--way", way], []
@@ -53,14 +54,14 @@ def command(way: str) -> tuple[list[str], list[str]] | str:
     peer, module, script = ("flower", "flwr", "flower_job.py") if way == "flower" else ("pfl", "pfl", "pfl_job.py")
     found = interpreter(peer, module)
     if found is None:
-        return f"no .venv-{peer}; `make bench-peers` makes it"
+        return f"no .venv-{peer}; `make bench-peers` creates it"
     python, folders = found
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={os.cpu_count()}"] if way == "pfl-processes" else []
     return [python, *launcher, str(here / script)], folders
 
 
 def measure(way: str, job: str, given: argparse.Namespace) -> dict[str, Any] | str:
-    """One pass of one way: the line it prints, or what went wrong."""
+    """Run one pass; return the values it prints, or an error message."""
     how = command(way)
     if isinstance(how, str):
         return how
@@ -68,7 +69,7 @@ def measure(way: str, job: str, given: argparse.Namespace) -> dict[str, Any] | s
     arguments = [*arguments, job, "--rounds", str(given.rounds), "--warm", str(given.warm)]
     if given.precision and way != "flower":
         arguments += ["--precision", given.precision]
-    with tempfile.TemporaryDirectory() as empty:  # where nothing is remembered of earlier measurements
+    with tempfile.TemporaryDirectory() as empty:  # without cached measurements
         path = os.pathsep.join([str(ROOT / "src"), *folders])
         environment = os.environ | {"PYTHONPATH": path, "FEDMOS_CACHE": empty, "OMP_NUM_THREADS": threads(way)}
         try:
@@ -90,13 +91,13 @@ def threads(way: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", default=JOBS, help=f"of those of engines.py, default {', '.join(JOBS)}")
+    parser.add_argument("jobs", nargs="*", default=JOBS, help=f"jobs of engines.py, default {', '.join(JOBS)}")
     parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one pass of one way")
-    parser.add_argument("--precision", choices=["tf32", "bf16"], help="of all but Flower")
+    parser.add_argument("--precision", choices=["tf32", "bf16"], help="for all but Flower")
     given = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     counted = f"median of {given.passes} × {given.rounds} rounds, range of the medians of a pass"

@@ -1,4 +1,4 @@
-"""One job on one rank and on two, a thread each: `python benchmarks/scaling.py` prints both and the efficiency.
+"""Time per round on one and on two ranks with one thread each, and the efficiency: `python benchmarks/scaling.py`.
 
 The *lenet* (shortened) and *pfl-cifar* jobs of engines.py, FedAvg, vectorised; two ranks have twice the cores.
 """
@@ -19,7 +19,7 @@ ROUNDS = 6
 
 
 def work(name: str) -> None:
-    """As one of the ranks: time rounds, and have the first print them."""
+    """Run as one of the ranks; rank 0 prints the times of the rounds."""
     from engines import JOBS as KNOWN
 
     import fedmos as fm

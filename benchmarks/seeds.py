@@ -1,4 +1,4 @@
-"""What five seeds side by side cost, beside one: *mnist* of engines.py, FedAvg, without evaluation.
+"""Time per round of five seeds side by side and of one: *mnist* of engines.py, FedAvg, without evaluation.
 
 `FEDMOS_ENGINE=compiled python benchmarks/seeds.py --precision tf32` is the fastest on a GPU.
 """
@@ -19,7 +19,7 @@ ROUNDS = 240
 
 
 def milliseconds(runs: int, precision: str | None) -> tuple[float, float]:
-    """What all runs need for one round: the mean and the median over the later half of the rounds."""
+    """Return the time of one round of all runs: mean and median over the second half of the rounds."""
     job, marks = JOBS["mnist"], []
     data = job.federation()
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["tf32", "bf16"])
     parser.add_argument("--passes", type=int, default=3)
     given = parser.parse_args()
-    for runs in (1, 5):  # what is compiled goes into the compiler's own cache
+    for runs in (1, 5):  # fills the compiler's cache
         milliseconds(runs, given.precision)
     ratios = []
     for n in range(given.passes):

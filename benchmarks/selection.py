@@ -1,8 +1,8 @@
-"""Choosing 1,000 clients a round among 1, 10 and 100 million: `python benchmarks/selection.py`.
+"""Selecting 1,000 clients a round among 1, 10 and 100 million: `python benchmarks/selection.py`.
 
-For each selector and population, in a process of its own: seconds to set up (the first draw, with its sort or sums),
+For each selector and number of clients, in its own process: seconds to set up (the first draw, with its sort or sums),
 microseconds a round after that, and the peak resident memory beyond the interpreter's, in multiples of the
-importance vector (which is one of them).
+importance vector (which is included).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ M = 1_000
 
 
 def measure(name: str, N: int, rounds: int) -> dict[str, float]:
-    """One selector, in this process."""
+    """Measure one selector in this process."""
     import torch
 
     import fedmos as fm

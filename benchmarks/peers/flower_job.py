@@ -1,4 +1,4 @@
-"""A job of engines.py by Flower's simulation, FedAvg: `python benchmarks/peers/flower_job.py mnist`.
+"""A job of engines.py in Flower's simulation, FedAvg: `python benchmarks/peers/flower_job.py mnist`.
 
 On the CPU: a worker process for every core, each with one thread. Clients keep model and data in their worker between
 messages, and nothing is evaluated.
@@ -26,7 +26,7 @@ from flwr.simulation import run_simulation
 
 
 class Checked(FedAvg):
-    """FedAvg that does not pass over clients that failed."""
+    """FedAvg that raises an error if a client fails."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         replies = list(replies)

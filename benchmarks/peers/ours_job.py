@@ -1,4 +1,4 @@
-"""A job of engines.py by hand or by fedmos, FedAvg: `python benchmarks/peers/ours_job.py mnist --way auto`."""
+"""A job of engines.py as a hand-written loop or in fedmos: `python benchmarks/peers/ours_job.py mnist --way auto`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A job of engines.py by Apple's pfl, FedAvg: `python benchmarks/peers/pfl_job.py mnist`.
+"""A job of engines.py in Apple's pfl, FedAvg: `python benchmarks/peers/pfl_job.py mnist`.
 
-In memory, without privacy, and without evaluation but in the first round, which is warm-up: as its documentation sets
-up simulations. With two processes:
+In memory, without privacy, and evaluated only in the first round, which is warm-up, as in pfl's documentation of
+simulations. With two processes:
 `python -m torch.distributed.run --nproc_per_node 2 benchmarks/peers/pfl_job.py mnist`.
 """
 
@@ -44,7 +44,7 @@ class User(Dataset):
 
 
 class Module(nn.Module):
-    """What pfl asks of a module: a loss, and metrics, which it takes in its first round whatever one says."""
+    """The interface that pfl requires: a loss, and metrics, which it always computes in its first round."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

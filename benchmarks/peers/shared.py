@@ -1,4 +1,4 @@
-"""What every job under peers/ has in common: the same clients, the same command line, the same line of JSON."""
+"""Shared by the jobs in peers/: clients, command line, and the line of JSON that they print."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Client:
 
 @cache
 def clients(name: str, device: str) -> list[Client]:
-    """The job's federation, normalised, on the device and cut into batches beforehand.
+    """Return the clients of a job, normalised, on the device and cut into batches beforehand.
 
-    A client with fewer samples than its steps use starts over, so that every client takes all steps on full batches.
-    Nothing is drawn or gathered while the peers are timed; our own ways draw every batch anew.
+    A client with fewer samples than its steps use repeats them, so that every client takes all steps on full batches.
+    The other simulators are thus timed without drawing or gathering batches, which fedmos does in every step.
     """
     keep_memory()
     job = JOBS[name]
@@ -63,7 +63,7 @@ def model(name: str) -> nn.Module:
 
 
 class Marks:
-    """When rounds ended. The first mark is the end of the first round, or the start of it: both are warm-up."""
+    """The times at which rounds ended. The first is the end or the start of the first round, which is warm-up."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -81,7 +81,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     out.add_argument("job", choices=list(JOBS))
     out.add_argument("--rounds", type=int, default=7)
-    out.add_argument("--warm", type=int, default=2, help="rounds before those that count, at least 1")
+    out.add_argument("--warm", type=int, default=2, help="warm-up rounds, at least 1")
     return out
 
 
