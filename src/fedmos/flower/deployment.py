@@ -1,4 +1,4 @@
-"""What server and clients make of the same configuration."""
+"""The options of a deployed run, which server and clients derive from the same configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..run.options import call_with_options
 from ..run.spec import RunSpec
 
 Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
-"""The path of a configuration, a configuration that was read, or a mapping of `fm.run`'s arguments and "deploy"."""
+"""The path of a configuration file, a `RunConfig`, or a mapping of `fm.run`'s arguments and "deploy"."""
 
 _NO_DATA = FederatedData(
     x=torch.empty(0),
@@ -34,7 +34,7 @@ _NO_DATA = FederatedData(
     offsets=torch.zeros(1, dtype=torch.int64),
     importance=torch.empty(0, dtype=torch.float64),
 )
-"""Stands for data that only the clients have."""
+"""Placeholder for data that only the clients have."""
 
 _BY_SERVER = ("resume", "checkpoint_every")
 """Options that the server always sets itself."""
@@ -47,17 +47,18 @@ class Deployment:
     spec: RunSpec
     deploy: Deploy
     config: Mapping[str, Any] | None = None
-    """The configuration to keep in the run's folder, where there is one."""
+    """The configuration to store in the run folder, if the run has one."""
 
     @classmethod
     def of(cls, given: Given) -> Deployment:
+        """Create a deployment. The result for a configuration is cached in this process."""
         if isinstance(given, Mapping):
             return cls._of_arguments(given)
         settings = given if isinstance(given, RunConfig) else load(RunConfig, Path(given))
         text = settings.model_dump_json()
-        if text not in _MADE:
-            _MADE[text] = cls._of_settings(settings)
-        return _MADE[text]
+        if text not in _CACHE:
+            _CACHE[text] = cls._of_settings(settings)
+        return _CACHE[text]
 
     @classmethod
     def _of_settings(cls, settings: RunConfig) -> Deployment:
@@ -84,12 +85,12 @@ class Deployment:
 
     @property
     def data(self) -> FederatedData | None:
-        """The federation, where the configuration describes it; None where only the clients have it."""
+        """The federated data, or None if only the clients have it."""
         return None if self.spec.data is _NO_DATA else self.spec.data
 
     @property
     def names(self) -> Sequence[str]:
-        """What clients are called, in order."""
+        """Names of the clients, in the order of their numbers."""
         if self.deploy.clients is not None:
             return self.deploy.clients
         assert self.data is not None
@@ -98,7 +99,7 @@ class Deployment:
 
     @property
     def engine(self) -> Literal["loop", "batched"]:
-        """How every client computes: not as fits its machine, for then their bits would differ."""
+        """The engine of every client. It does not depend on the client's machine, so that results are reproducible."""
         return "loop" if self.spec.engine == "auto" else self.spec.engine
 
     def compatibility_hash(self, model: FlatModel) -> str:
@@ -112,12 +113,12 @@ class Deployment:
             model.fingerprint(),
             list(self.names),
             override(self.engine),
-            self._first_state(model),
+            self._initial_state_hash(model),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    def _first_state(self, model: FlatModel) -> str:
-        """What clients start from that is not zero, hashed."""
+    def _initial_state_hash(self, model: FlatModel) -> str:
+        """Hash of the clients' state before the first round, where the algorithm initialises it."""
         algorithm, digest = self.spec.algorithm, hashlib.sha256()
         given = algorithm.init(model.initial())
         for name in algorithm.client_state:
@@ -126,17 +127,30 @@ class Deployment:
         return digest.hexdigest()
 
 
-_MADE: dict[str, Deployment] = {}
-"""What was made of configurations in this process."""
+_CACHE: dict[str, Deployment] = {}
+"""Deployments created in this process, by their configuration as JSON."""
 
 
 def preload(config: Given) -> None:
-    """Make model and data of a configuration, for the processes that this one will be the parent of."""
+    """Create the model and data of a configuration before its apps need them.
+
+    Processes that are forked from this one share them instead of creating them again.
+
+    Args:
+        config: The configuration of `server_app` and `client_app`: a path or a `RunConfig`. A mapping is not cached.
+
+    Raises:
+        ValueError: If the configuration is invalid.
+
+    Example:
+        >>> from fedmos.flower import preload
+        >>> preload("run.toml")  # doctest: +SKIP
+    """
     Deployment.of(config)
 
 
 def client_part(data: FederatedData, i: int) -> FederatedData:
-    """A federation of client i alone."""
+    """Return the federated data of client i alone."""
     x, y = data.client(i)
     return replace(
         data,
@@ -151,14 +165,14 @@ def client_part(data: FederatedData, i: int) -> FederatedData:
 
 
 def server_part(data: FederatedData) -> FederatedData:
-    """Who holds how much, and the test set: a single sample stands for all of them."""
+    """Return the part that the server needs: the clients' sizes and the test set. One sample replaces all others."""
     n = int(data.offsets[-1])
     x, y = data.client(0)
     return replace(data, x=x[:1], y=y[:1], index=torch.zeros(1, dtype=torch.int64).expand(n), augment=None)
 
 
 def reported_data(sizes: Sequence[int], test: tuple[Any, Any]) -> FederatedData:
-    """The same of clients with data of their own, of which the server knows what they have reported."""
+    """Return the server's data if only the clients have samples: the sizes that they report, and the test set."""
     whole = FederatedData.from_arrays([test], test)
     n: Tensor = torch.tensor(list(sizes))
     return replace(

@@ -1,6 +1,6 @@
 """Mapping from clients to the SuperNodes that serve them.
 
-Every new node is asked for its client's name. Clients keep the numbers that the configuration gives them.
+The registry requests the client's name from every new node. Clients keep the numbers that the configuration gives them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class NodeRegistry:
         }
 
     def _process_reply(self, session: NodeSession, reply: Message | Exception) -> None:
-        """Note the client that a node reports, or refuse the node. After a transient error it is asked again."""
+        """Note the client that a node reports, or refuse the node. A node with a transient error is queried again."""
         if isinstance(reply, Exception):
             self._refuse(session, f"its reply cannot be decoded: {reply}")
         elif reply.has_error():
