@@ -309,3 +309,17 @@ def test_nobody_may_be_chosen_or_asked(quick):
 def test_questions_need_a_run():
     with pytest.raises(ValueError, match=r"^Cannot ask clients because this view belongs to no run; use"):
         fm.PowerOfChoice(m=1, d=2).select(view_of(P6))
+
+
+def test_the_earlier_name_of_prefetchable_still_works():
+    class Earlier(fm.Selector):
+        foreseeable = True
+
+    class Current(fm.Selector):
+        prefetchable = True
+
+    assert vars(Earlier)["prefetchable"] is True
+    assert vars(Current)["foreseeable"] is True
+    assert fm.ACS.foreseeable
+    assert not fm.Selector.foreseeable
+    assert not fm.Oort.prefetchable

@@ -1,4 +1,8 @@
-"""Every way of choosing a round's clients, one file per scheme."""
+"""Client selectors, one file per scheme, and availability models.
+
+Constructors raise ValueError if a parameter is out of range. In the examples of the docstrings, `data` is a
+`FederatedData` of ten clients and `model` a network for its samples.
+"""
 
 from .acs import ACS
 from .active import ActiveFL

@@ -19,11 +19,20 @@ from .selector import Selector, View, proportional
 class ActiveFL(Selector):
     """Active federated learning (Goetz et al., 2019), called `afl` in Power-of-Choice.
 
-    A client's value is √n_k times its mean loss at the model it received when it last took part, −∞ if it
-    never did. The ⌊α1 N⌋ lowest values are set to −∞; ⌊(1 − α3) m⌋ clients are drawn without replacement
-    ∝ exp(α2 v), as many as have finite values, and the rest uniformly from the others. Weights p_i/Σ_S p.
+    The value v of a client is √n_k times its mean loss at the model that it received in its last round, or −∞
+    before its first round. The ⌊α1 N⌋ lowest values are set to −∞; ⌊(1 − α3) m⌋ clients (at most as many as have
+    finite values) are drawn without replacement ∝ exp(α2 v), and the rest uniformly from the others. The weights
+    are p_i/Σ_S p.
 
-    Symbols: α1 = `alpha1`, α2 = `alpha2`, α3 = `alpha3`.
+    Args:
+        m: Number of clients per round.
+        alpha1: Fraction α1 of clients whose value is ignored.
+        alpha2: Factor α2 of the value in the exponent.
+        alpha3: Fraction α3 of the cohort that is drawn uniformly.
+
+    Example:
+        >>> selector = fm.ActiveFL(m=3)
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
     """
 
     m: int

@@ -1,4 +1,4 @@
-"""Who is there in which round. An availability model composes with every selector."""
+"""Availability models: which clients are available in which round. They compose with every selector."""
 
 from __future__ import annotations
 
@@ -17,19 +17,45 @@ from ..rng import Purpose, choose, draws, fold, stream
 
 
 class Availability:
-    """Subclass it as a frozen dataclass and write `available`."""
+    """Base class of availability models. Subclass it as a frozen dataclass with `available`.
+
+    Example:
+        >>> class EvenRounds(fm.Availability):  # odd clients are available in even rounds only
+        ...     def available(self, seed, round, N):
+        ...         return (torch.arange(N) % 2 == 0) | (round % 2 == 0)
+        >>> result = fm.run(
+        ...     model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=2, batch_size=8,
+        ...     availability=EvenRounds(),
+        ... )
+        >>> [record.available for record in result.history]
+        [10, 5]
+    """
 
     def available(self, seed: int, round: int, N: int) -> Tensor:
-        """(N,) bool: who can be chosen in a round, counted from 0. A pure function."""
+        """Return which clients are available in a round. A pure function.
+
+        Args:
+            seed: The seed of the run.
+            round: The round, from 0.
+            N: Number of clients in the federation.
+
+        Returns:
+            A bool tensor of shape (N,).
+        """
         raise TypeError(f"{type(self).__name__} must define available(seed, round, N)")
 
     def validate(self, N: int) -> None:
-        """Refuse a federation of N clients that the model does not fit."""
+        """Raise ValueError if the model does not support a federation of N clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Availability):
-    """Everyone, always."""
+    """Every client is available in every round.
+
+    Example:
+        >>> fm.Always().available(seed=0, round=0, N=3)
+        tensor([True, True, True])
+    """
 
     def available(self, seed: int, round: int, N: int) -> Tensor:
         return torch.ones(N, dtype=torch.bool)
@@ -37,7 +63,17 @@ class Always(Availability):
 
 @dataclass(frozen=True, kw_only=True)
 class Alternating(Availability):
-    """Fixed random groups take turns; a random share `drop` of the group is away (Power-of-Choice, Appendix G.3)."""
+    """Fixed random groups take turns; a random fraction of the group is unavailable (Power-of-Choice, Appendix G.3).
+
+    Args:
+        groups: Number of groups; one group is available per round.
+        drop: Fraction of the group that is unavailable, drawn in every round.
+
+    Example:
+        >>> model = fm.Alternating(groups=2, drop=0.2)
+        >>> int(model.available(seed=0, round=0, N=10).sum())
+        4
+    """
 
     groups: int = 2
     drop: float = 0.1
@@ -59,7 +95,15 @@ class Alternating(Availability):
 
 @dataclass(frozen=True)
 class RandomAvailability(Availability):
-    """Each client on its own with probability p, anew in every round."""
+    """Each client is available with probability p, independently in every round.
+
+    Args:
+        p: Probability that a client is available.
+
+    Example:
+        >>> fm.RandomAvailability(0.5).available(seed=0, round=0, N=10).shape
+        torch.Size([10])
+    """
 
     p: float
 
@@ -72,9 +116,23 @@ class RandomAvailability(Availability):
 
 @dataclass(frozen=True)
 class Trace(Availability):
-    """Rows (client, from, to): the client is there in rounds from ≤ t < to, counted from 0.
+    """Availability from a list of intervals: rows (client, from, to), with the client available in from ≤ t < to.
 
-    Given as rows, or as a CSV or Parquet file with columns of those names.
+    Rounds t count from 0.
+
+    Args:
+        rows: The rows, or the path of a CSV or Parquet file with columns "client", "from" and "to".
+
+    Raises:
+        ValueError: If a row is invalid or the file cannot be parsed.
+        FileNotFoundError: If the file does not exist.
+
+    Example:
+        >>> trace = fm.Trace([(0, 0, 10), (2, 5, 10)])
+        >>> trace.available(seed=0, round=0, N=3)
+        tensor([ True, False, False])
+        >>> trace.available(seed=0, round=5, N=3)
+        tensor([ True, False,  True])
     """
 
     rows: Sequence[tuple[int, int, int]] | str | Path

@@ -13,10 +13,17 @@ from .selector import Selector, View, equal
 
 @dataclass(frozen=True, kw_only=True)
 class Bernoulli(Selector):
-    """Each client on its own with probability `rate`, drawn again if nobody comes (FedCM); weights 1/|S|.
+    """Each client with probability `rate`, independently, drawn again while the cohort is empty (FedCM).
 
-    Where `rate` is so small that nobody comes in a thousand draws, it is one client, all equally likely: what the next
-    draw with anybody in it would be, but for a chance of less than rate · N.
+    The weights are 1/|S|. If a thousand draws are empty, one client is drawn uniformly; this is the distribution of the
+    next non-empty draw, up to a probability of less than rate · N.
+
+    Args:
+        rate: Probability that a client takes part in a round.
+
+    Example:
+        >>> selector = fm.Bernoulli(rate=0.3)
+        >>> result = fm.run(model, data, fm.FedCM(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
     """
 
     prefetchable = True

@@ -1,4 +1,4 @@
-"""FedMoS's clustered adaptive client selection."""
+"""The clustered adaptive client selection of FedMoS."""
 
 from __future__ import annotations
 
@@ -18,17 +18,28 @@ from .selector import Selector, View, equal
 class CACS(Selector):
     """Clustered adaptive client selection (FedMoS, Section IV-C).
 
-    For `warmup` rounds everyone takes part, with weight p_i, in the run's own algorithm. Then every
-    client sends ∇f_i; clients are grouped by the cosine similarity of their gradients, into `clusters`
-    groups (default: m), by agglomerative clustering: Ward linkage on the angles, as in the authors' code.
-    From then on it is ACS with the clients ordered by cluster, clusters by descending Σp and clients
-    within one by descending p, so that each bin holds clients that are alike. Unbiased.
+    In the first `warmup` rounds all clients take part, with weight p_i, in the run's own algorithm. Then every
+    client sends ∇f_i, and clients are grouped by the cosine similarity of their gradients with agglomerative
+    clustering: Ward linkage on the angles, as in the authors' code. From then on it is ACS with the clients
+    ordered by cluster, clusters by descending Σp and clients within a cluster by descending p, so that each bin
+    holds similar clients. Unbiased.
 
-    The warm-up's rounds and bytes, and those of the gradients, are counted like all others.
+    The rounds and bytes of the warm-up and the bytes of the gradients are counted like all others.
+
+    Args:
+        m: Number of draws per round.
+        clusters: Number of clusters (default: m).
+        warmup: Number of rounds with all clients.
 
     Deviations:
         The model of the warm-up is kept; the authors' code averages only its last client and discards it.
-        A client that was away when the gradients were asked for forms a last cluster with its like.
+        Clients that are unavailable when the gradients are collected form one more cluster.
+
+    Example:
+        >>> selector = fm.CACS(m=3, warmup=1)
+        >>> result = fm.run(model, data, fm.FedMoS(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
+        >>> len(result.history[0].cohort)
+        10
     """
 
     m: int
@@ -46,24 +57,29 @@ class CACS(Selector):
             return everyone, view.p
         if "cluster" not in view.state:
             labels = cluster_by_angle(view.gradients(everyone), self.clusters or self.m)
-            view.state["cluster"] = labels if view.ids is None else _spread(labels, view)
+            view.state["cluster"] = labels if view.ids is None else _for_federation(labels, view)
         cluster = view.here(view.state["cluster"])
         intervals = view.once("by cluster", lambda: Intervals(view.p, by_cluster(view.p, cluster)))
         return one_per_bin(view.key, intervals, self.m), equal(self.m)
 
     def bins(self, p: Tensor, cluster: Tensor) -> Tensor:
-        """The probabilities p_{i,j}, (N, m), of drawing client i from bin j, given each client's cluster."""
+        """Return the probabilities p_{i,j}, (N, m), of drawing client i from bin j.
+
+        Args:
+            p: Importances of the clients, with sum one.
+            cluster: The cluster of each client.
+        """
         p = torch.as_tensor(p, dtype=torch.float64)
         return bins_of(p, by_cluster(p, torch.as_tensor(cluster)), self.m)
 
 
 def cluster_by_angle(gradients: Tensor, clusters: int) -> Tensor:
-    """A cluster number for each row: Ward linkage on the angles between rows."""
+    """Return a cluster number for each row, by Ward linkage on the angles between rows."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
     g = gradients.to(torch.float64).cpu()
-    g = torch.where(g.isfinite().all(1, keepdim=True), g, 0.0)  # at a right angle to everyone's
+    g = torch.where(g.isfinite().all(1, keepdim=True), g, 0.0)  # at a right angle to all others
     g = g / g.norm(dim=1, keepdim=True).clamp(min=1e-300)
     angles = (g @ g.T).clamp(-1, 1).arccos().numpy()
     if len(angles) == 1:
@@ -74,7 +90,7 @@ def cluster_by_angle(gradients: Tensor, clusters: int) -> Tensor:
 
 
 def by_cluster(p: Tensor, cluster: Tensor) -> Tensor:
-    """Clients ordered by cluster, clusters by descending Σp, clients within one by descending p."""
+    """Return the clients ordered by cluster, clusters by descending Σp, clients within a cluster by descending p."""
     mass = torch.zeros(int(cluster.max()) + 1, dtype=torch.float64).index_add(0, cluster, p)
     rank = torch.empty_like(mass, dtype=torch.int64)
     rank[mass.argsort(descending=True, stable=True)] = torch.arange(len(mass))
@@ -82,8 +98,8 @@ def by_cluster(p: Tensor, cluster: Tensor) -> Tensor:
     return within[rank[cluster[within]].argsort(stable=True)]
 
 
-def _spread(labels: Tensor, view: View) -> Tensor:
-    """Labels of the clients at hand as labels of the whole federation; the others share one more."""
+def _for_federation(labels: Tensor, view: View) -> Tensor:
+    """Extend the labels of the available clients to the whole federation; unavailable clients share one more label."""
     assert view.ids is not None
     assert view.federation is not None
     whole = torch.full((view.federation,), int(labels.max()) + 1)

@@ -16,7 +16,15 @@ from .selector import Selector, View, proportional
 class Cyclic(Selector):
     """One seeded order of the clients cut into consecutive groups of m, one group per round (GHBM, Section 4.4).
 
-    The last group may be smaller. Weights p_i/Σ_S p. Of a group, those away are passed over.
+    The last group can be smaller. The weights are p_i/Σ_S p. Unavailable clients of a group are skipped.
+
+    Args:
+        m: Number of clients per group.
+
+    Example:
+        >>> result = fm.run(model, data, fm.GHBM(lr=0.1), fm.Cyclic(m=5), rounds=2, local_steps=2, batch_size=8)
+        >>> sorted(result.history[0].cohort + result.history[1].cohort)
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
     prefetchable = True

@@ -1,4 +1,4 @@
-"""Drawing from a weighted population that may be very large."""
+"""Draws from a weighted population, which can be very large."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _BLOCK = 16
 
 
 class Intervals:
-    """Intervals of lengths `mass` laid end to end, in the given order; `locate` says whose interval holds a point.
+    """Intervals of lengths `mass`, laid end to end in the given order; `locate` finds the interval of a point.
 
-    Only every 16th edge is kept; the edges in between are summed up again when they are needed.
-    So a hundred million intervals cost 50 megabytes beside their lengths.
+    Only every 16th edge is stored; the edges in between are recomputed when they are needed.
+    A hundred million intervals therefore need 50 megabytes in addition to their lengths.
     """
 
     def __init__(self, mass: Tensor, order: Tensor | None = None) -> None:
         self._mass, self._order = mass, order
         blocks = -(-len(mass) // _BLOCK)
         sums = torch.empty(blocks, dtype=torch.float64)
-        for start in range(0, len(mass), _BLOCK * 32768):  # in pieces: no second copy of the lengths
+        for start in range(0, len(mass), _BLOCK * 32768):  # in pieces, to avoid a second copy of the lengths
             part = self._lengths(torch.arange(start, min(start + _BLOCK * 32768, len(mass))))
             sums[start // _BLOCK : start // _BLOCK + -(-len(part) // _BLOCK)] = _padded(part).sum(1)
         self._edges = torch.cat([torch.zeros(1, dtype=torch.float64), sums.cumsum(0)])
@@ -32,7 +32,7 @@ class Intervals:
         return self._mass[places if self._order is None else self._order[places].long()]
 
     def locate(self, u: Tensor) -> Tensor:
-        """Whose interval holds each point of [0, total): never one of length zero, whatever rounding does."""
+        """Return the interval of each point of [0, total). Intervals of length zero are never returned."""
         if u.ndim > 1:
             return self.locate(u.flatten()).view(u.shape)
         block = (torch.searchsorted(self._edges, u, right=True) - 1).clamp(0, self._last)
@@ -41,7 +41,7 @@ class Intervals:
         lengths = torch.where(inside, self._lengths(places.clamp(max=len(self._mass) - 1)), 0.0)
         edges = self._edges[block, None] + lengths.cumsum(1)
         within = (edges <= u[:, None]).sum(1).clamp(max=_BLOCK - 1)
-        beyond = lengths.gather(1, within[:, None]).squeeze(1) <= 0  # by rounding, past the block's last interval
+        beyond = lengths.gather(1, within[:, None]).squeeze(1) <= 0  # rounding led past the block's last interval
         if bool(beyond.any()):
             within[beyond] = ((lengths[beyond] > 0) * torch.arange(_BLOCK)).amax(1)
         place = block * _BLOCK + within
@@ -54,10 +54,10 @@ def _padded(part: Tensor) -> Tensor:
 
 
 def weighted_choice(key: Tensor, intervals: Intervals, p: Tensor, d: int) -> Tensor:
-    """d distinct clients, drawn one after another, each time ∝ p among those left.
+    """Draw d distinct clients one after another, each time ∝ p among the remaining ones.
 
-    Drawing with replacement and passing over repeats gives just this; where repeats abound, those still missing
-    are the smallest of −ln(u_i)/p_i among the others (Efraimidis & Spirakis, 2006).
+    Drawing with replacement and skipping repetitions has this distribution. If repetitions are frequent, the missing
+    clients are those with the smallest −ln(u_i)/p_i among the others (Efraimidis & Spirakis, 2006).
     """
     drawn = torch.empty(0, dtype=torch.int64)
     if 2 * d < len(p):
@@ -70,13 +70,13 @@ def weighted_choice(key: Tensor, intervals: Intervals, p: Tensor, d: int) -> Ten
 
 
 def gumbel_top(key: Tensor, log_weight: Tensor, d: int) -> Tensor:
-    """d distinct entries drawn one after another ∝ exp(log_weight); those of weight zero come last, in random order."""
+    """Draw d distinct entries one after another ∝ exp(log_weight); entries of weight zero are last, in random order."""
     u = draws(key, len(log_weight))
     gumbel = -torch.log(-torch.log(u.clamp(min=2.0**-54)))
     return torch.where(log_weight.isneginf(), -1e300 + u * 1e299, log_weight + gumbel).topk(d).indices
 
 
 def largest(key: Tensor, values: Tensor, m: int) -> Tensor:
-    """Places of the m largest values, ties in random order."""
+    """Return the indices of the m largest values, ties in random order."""
     order = draws(key, len(values)).argsort()
     return order[values[order].argsort(descending=True, stable=True)[:m]]

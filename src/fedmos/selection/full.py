@@ -1,4 +1,4 @@
-"""Everyone, or whoever a script says."""
+"""Full participation and scripted cohorts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from .selector import Selector, View, proportional
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Selector):
-    """Every client in every round, with weight p_i."""
+    """Every client in every round, with weight p_i.
+
+    Example:
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Full(), rounds=2, local_steps=2, batch_size=8)
+        >>> len(result.history[0].cohort)
+        10
+    """
 
     prefetchable = True
 
@@ -26,9 +32,17 @@ class Full(Selector):
 
 @dataclass(frozen=True)
 class FixedCohorts(Selector):
-    """A scripted list of cohorts, one per round, starting over at its end; for tests and replays.
+    """A list of cohorts, one per round, repeated from the start when it ends; for tests and replays.
 
-    Weights are p_i/Σ_S p unless given, in lists of the same shape.
+    Args:
+        cohorts: The clients of each round.
+        weights: The aggregation weights, in lists of the same lengths (default: p_i/Σ_S p).
+
+    Example:
+        >>> selector = fm.FixedCohorts([[0, 1], [2, 3]])
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=3, local_steps=2, batch_size=8)
+        >>> [record.cohort for record in result.history]
+        [[0, 1], [2, 3], [0, 1]]
     """
 
     prefetchable = True
@@ -69,7 +83,7 @@ class FixedCohorts(Selector):
         turn = view.round % len(self.cohorts)
         ids = torch.tensor(self.cohorts[turn])
         weights = None if self.weights is None else torch.tensor(self.weights[turn], dtype=torch.float64)
-        if view.ids is not None:  # pass over those who are away
+        if view.ids is not None:  # skip unavailable clients
             place = torch.full((int(view.federation or 0),), -1)
             place[view.ids] = torch.arange(view.N)
             present = place[ids] >= 0
@@ -81,5 +95,5 @@ class FixedCohorts(Selector):
 
 
 def _nested(rows: Any) -> tuple[tuple[Any, ...], ...]:
-    """Lists, ranges, arrays or tensors of numbers as tuples of tuples."""
+    """Convert lists, ranges, arrays or tensors of numbers to tuples of tuples."""
     return tuple(tuple(row.tolist() if hasattr(row, "tolist") else row) for row in rows)

@@ -16,7 +16,13 @@ from .selector import Selector, View, equal
 class MD(Selector):
     """m independent draws with replacement, client i with probability p_i; weight (times drawn)/m. Unbiased.
 
-    Called `rand` in Power-of-Choice.
+    Power-of-Choice calls it `rand`.
+
+    Args:
+        m: Number of draws per round.
+
+    Example:
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.MD(m=3), rounds=2, local_steps=2, batch_size=8)
     """
 
     prefetchable = True
@@ -27,12 +33,12 @@ class MD(Selector):
         check(self, m=count)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
-        return self._drawn(view, view.key), equal(self.m)
+        return self._draw(view, view.key), equal(self.m)
 
     def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
-        ids = self._drawn(view, view.keys(rounds))
+        ids = self._draw(view, view.keys(rounds))
         return ids, equal(self.m).expand_as(ids)
 
-    def _drawn(self, view: View, key: Tensor) -> Tensor:
+    def _draw(self, view: View, key: Tensor) -> Tensor:
         intervals = view.once("by p", lambda: Intervals(view.p))
         return intervals.locate(draws(key, self.m) * intervals.total)

@@ -19,18 +19,31 @@ from .selector import Selector, View, proportional
 class Oort(Selector):
     """Oort's training selector (Lai et al., OSDI 2021), Algorithm 1.
 
-    A client that took part has the utility n_k √(mean squared sample loss), cut at the `clip` quantile and
-    scaled to [0, 1] over the clients seen, plus √(0.1 ln t / t_k) with t_k the round it last took part in; if it
-    took longer than T, times (T/its duration)^`alpha`, with T the `pace` quantile of the durations known.
-    A share ε of the cohort explores clients never seen, at random; the rest is drawn ∝ utility from those
-    whose utility is at least `cutoff` of the last one that would make the cut. ε starts at `exploration` and
-    decays by `decay` a round down to `exploration_min`. Clients that took part in more than `blacklist` rounds are
-    left out while others remain. Weights p_i/Σ_S p.
+    A client that took part before has the utility n_k √(mean squared sample loss), clipped at a quantile and
+    scaled to [0, 1] over these clients, plus √(0.1 ln t / t_k), with t_k its last round. If its last round took
+    longer than T, the utility is multiplied by (T/duration)^α. A fraction ε of the cohort is drawn uniformly from
+    the clients that never took part; the rest is drawn ∝ utility from the clients whose utility is at least
+    `cutoff` times that of the last client among the best. The weights are p_i/Σ_S p.
+
+    Args:
+        m: Number of clients per round.
+        exploration: Initial value of ε.
+        decay: Factor of ε per round.
+        exploration_min: Lower bound of ε.
+        alpha: Exponent α of the penalty for slow clients.
+        cutoff: Fraction of the lowest selected utility from which on clients are eligible.
+        clip: Quantile at which utilities are clipped.
+        pace: Quantile of the known durations that defines T.
+        blacklist: Exclude clients that took part in more than this number of rounds, if enough others remain.
 
     Deviations:
-        Losses are those at the model a client received. Exploration is uniform (the authors' code prefers
-        large, fast clients among the unseen). T is a fixed quantile; the pacer that moves it is left out.
-        Durations are known in runs with a simulated clock only (`fm.run(..., system=...)`).
+        Losses are those at the model that a client received. Exploration is uniform (the authors' code prefers
+        large, fast clients). T is a fixed quantile; the pacer that adapts it is not implemented.
+        Durations are known only in runs with a simulated clock (`fm.run(..., system=...)`).
+
+    Example:
+        >>> selector = fm.Oort(m=3, exploration=0.5)
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
     """
 
     m: int
@@ -60,7 +73,7 @@ class Oort(Selector):
         )
 
     def utility(self, view: View) -> Tensor:
-        """(N,): −∞ for clients never seen."""
+        """Return the utility of each client, (N,); −∞ for clients that never took part."""
         assert view.last is not None
         raw = view.n * view.reported["start_squared_loss"].sqrt()
         seen = ~raw.isnan()
@@ -68,7 +81,7 @@ class Oort(Selector):
             return torch.full_like(raw, -math.inf)
         raw = raw.clamp(max=float(raw[seen].quantile(self.clip)))
         low, high = float(raw[seen].min()), float(raw[seen].max())
-        t = view.round + 1  # rounds from 1, for the logarithm
+        t = view.round + 1  # the logarithm needs rounds from 1
         utility = (raw - low) / max(high - low, 1e-4) + (0.1 * math.log(t) / (view.last + 1.0)).sqrt()
         if view.durations is not None and bool((known := ~view.durations.isnan()).any()):
             T = float(view.durations[known].quantile(self.pace))
@@ -87,7 +100,7 @@ class Oort(Selector):
         epsilon = max(self.exploration * self.decay**view.round, self.exploration_min)
         exploit = min(floor_of(1 - epsilon, m), int(seen.sum()))
         explore = min(m - exploit, int(unseen.sum()))
-        exploit = min(m - explore, int(seen.sum()))  # nobody left to explore: exploit more
+        exploit = min(m - explore, int(seen.sum()))  # exploit more if too few clients are left to explore
 
         chosen = []
         if exploit:

@@ -1,4 +1,4 @@
-"""Power-of-Choice: clients with high loss first."""
+"""Power-of-Choice: selection of clients with high loss."""
 
 from __future__ import annotations
 
@@ -18,13 +18,22 @@ from .selector import Selector, View, equal
 class PowerOfChoice(Selector):
     """Power-of-Choice (Cho, Wang & Joshi, 2020), Section 4: of d candidates the m with the largest loss at x.
 
-    Candidates are drawn without replacement with probabilities p_k; ties are broken at random; weights 1/m.
-    Biased towards clients with high loss, the more so the larger d.
+    Candidates are drawn without replacement with probabilities p_k; ties are broken at random. The weights are 1/m.
+    The bias towards clients with high loss increases with d.
 
-    `loss="full"` (pow-d) asks candidates for their loss on all local data, `"batch"` (cpow-d, Algorithm 1 of
-    the appendix) on one random batch; each costs x down and a number up, and x is not sent again to
-    those chosen. `"reported"` (rpow-d, Algorithm 2) asks nobody: it goes by the mean training loss that
-    clients reported when they last took part, and takes those never seen first.
+    Args:
+        m: Number of clients per round.
+        d: Number of candidates, at least m.
+        loss: "full" (pow-d) compares losses on all local data, "batch" (cpow-d, Algorithm 1 of the appendix) on one
+            random batch. For both, each candidate receives x and sends a number; x is not sent again to the clients
+            of the cohort. "reported" (rpow-d, Algorithm 2) needs no extra communication: it compares the mean
+            training losses that clients reported in their last round, and prefers clients without a report.
+
+    Example:
+        >>> selector = fm.PowerOfChoice(m=3, d=6)
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
+        >>> len(result.history[0].cohort)
+        3
     """
 
     m: int

@@ -18,10 +18,10 @@ REPORTS = {
     "start_loss": "mean loss over a client's data at the model it received",
     "start_squared_loss": "mean squared loss over a client's data at the model it received",
 }
-"""What clients can be asked to report after their local work, one number each."""
+"""The numbers that a selector can have clients report after their local training."""
 
 
-def _not_asked(*_: Any) -> Tensor:
+def _no_clients(*_: Any) -> Tensor:
     raise ValueError(
         "Cannot ask clients because this view belongs to no run; use it for selectors that need no answers"
     )
@@ -29,72 +29,111 @@ def _not_asked(*_: Any) -> Tensor:
 
 @dataclass(kw_only=True)
 class View:
-    """What a selector sees in a round: the clients available in it, numbered 0 … N−1."""
+    """The information that a selector has in a round. It covers the available clients, numbered 0 … N−1.
+
+    The engine creates it; construct one to call `Selector.select` directly.
+
+    Example:
+        >>> p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+        >>> view = fm.View(seed=0, round=0, p=p, n=100 * p)
+        >>> view.N
+        3
+        >>> fm.Full().select(view)
+        (tensor([0, 1, 2]), tensor([0.5000, 0.3000, 0.2000], dtype=torch.float64))
+    """
 
     seed: int
+    """The seed of the run."""
     round: int
-    """From 0."""
+    """The round, from 0."""
     p: Tensor
-    """Importances, float64, summing to one over these clients."""
+    """Importances of the available clients, float64, with sum one."""
     n: Tensor
-    """Numbers of samples."""
+    """Numbers of samples of the available clients."""
     ids: Tensor | None = None
-    """Each one's number in the whole federation; None where everyone is available."""
+    """The number of each available client in the whole federation; None if all clients are available."""
     federation: int | None = None
-    """Clients in the whole federation; None where everyone is available."""
+    """Number of clients in the whole federation; None if all clients are available."""
     reported: Mapping[str, Tensor] = field(default_factory=dict)
-    """For each report the selector declares, what each client last sent; NaN for never."""
+    """For each report that the selector declares, the last value of each client; NaN for none yet."""
     last: Tensor | None = None
-    """The round each client last took part in, −1 for never."""
+    """The last round in which each client took part, −1 for never."""
     picks: Tensor | None = None
-    """How often each took part."""
+    """Number of rounds in which each client took part."""
     durations: Tensor | None = None
-    """Simulated seconds each needed last time, NaN for unknown."""
+    """Simulated duration of each client's last round in seconds, NaN if unknown."""
     state: dict[str, Tensor] = field(default_factory=dict)
-    """What the selector chose to remember, under the names it declares; kept and checkpointed by the engine."""
+    """The selector's state, under the names that it declares; the engine keeps and checkpoints it."""
     memo: dict[str, Any] = field(default_factory=dict)
-    """What selectors have derived from p, n and their state; kept for as long as those stay."""
-    ask_losses: Callable[[Tensor, bool], Tensor] = _not_asked
-    ask_gradients: Callable[[Tensor], Tensor] = _not_asked
+    """Cache of values derived from p, n and the state; it is cleared when those change."""
+    ask_losses: Callable[[Tensor, bool], Tensor] = _no_clients
+    """Implements `probe`."""
+    ask_gradients: Callable[[Tensor], Tensor] = _no_clients
+    """Implements `gradients`."""
 
     @property
     def N(self) -> int:
+        """Number of available clients."""
         return len(self.p)
 
     def here(self, values: Tensor) -> Tensor:
-        """Of values for the whole federation, those of the available clients."""
+        """Restrict values for the whole federation to the available clients."""
         return values if self.ids is None else values[self.ids]
 
     @property
     def key(self) -> Tensor:
-        """The stream of this round's selection; see `fedmos.rng`."""
+        """The random stream of this round's selection; see `fedmos.rng`."""
         return stream(self.seed, self.round, 0, Purpose.SELECT)
 
     def keys(self, rounds: range) -> Tensor:
-        """The same for other rounds."""
+        """Return the random streams of the selection in several rounds."""
         return streams(self.seed, rounds, 0, Purpose.SELECT)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """A value computed on first use: for what depends on p and n alone, such as a sorted order."""
+        """Return `make()`, cached under `name`. Use it for values that depend only on p and n, such as a sorted order.
+
+        Args:
+            name: The key in the cache.
+            make: Computes the value on first use.
+        """
         if name not in self.memo:
             self.memo[name] = make()
         value: T = self.memo[name]
         return value
 
     def probe(self, ids: Tensor, batch: bool = False) -> Tensor:
-        """Losses of these clients at the current model, on all their data or one random batch.
+        """Return the losses of clients at the current model.
 
-        Each receives x and sends a number; both are counted.
+        Each client receives x and sends a number; both are counted in the record's bytes.
+
+        Args:
+            ids: The clients.
+            batch: Compute the loss on one random batch instead of all local data.
         """
         return self.ask_losses(ids, batch)
 
     def gradients(self, ids: Tensor) -> Tensor:
-        """∇f_i at the current model, a row per client. Each receives x and sends a vector; both are counted."""
+        """Return ∇f_i at the current model, one row per client.
+
+        Each client receives x and sends a vector; both are counted in the record's bytes.
+        """
         return self.ask_gradients(ids)
 
 
 class Selector:
-    """Draws a round's cohort. Subclass it as a frozen dataclass and write `select`."""
+    """Base class of selectors, which draw the cohort of a round. Subclass it as a frozen dataclass with `select`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Largest(fm.Selector):
+        ...     m: int
+        ...     def select(self, view):
+        ...         return view.n.topk(self.m).indices, torch.full((self.m,), 1 / self.m)
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), Largest(m=3), rounds=2, local_steps=2, batch_size=8)
+        >>> result.history[0].cohort == result.history[1].cohort
+        True
+    """
 
     prefetchable: ClassVar[bool] = False
     """Whether `select` depends only on seed, round, p and n, so that cohorts can be drawn in advance."""
@@ -109,41 +148,47 @@ class Selector:
 
     @property
     def reports(self) -> Sequence[str]:
-        """What every client of a cohort reports after its work, of `REPORTS`."""
+        """The reports, of `REPORTS`, that every client of a cohort sends after its local training."""
         return ()
 
     @property
     def state(self) -> Sequence[str]:
-        """Names the selector uses in `view.state`."""
+        """The names that the selector uses in `view.state`."""
         return ()
 
     def validate(self, N: int) -> None:
-        """Refuse a federation of N clients that the selector cannot serve."""
+        """Raise ValueError if the selector does not support a federation of N clients."""
         m = getattr(self, "m", None)
         if m is not None and m > N:
             raise ValueError(f"{type(self).__name__}: 'm' must be ≤ the number of clients ({N}), got {m}")
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
-        """Client ids, repeats allowed, and the aggregation weight of each draw.
+        """Draw the cohort of a round. A pure function of the view.
 
-        A pure function of the view. "Unbiased" means that the expected sum of client i's weights is p_i.
+        A selector is unbiased if the expected sum of client i's weights is p_i.
+
+        Args:
+            view: The round and its available clients.
+
+        Returns:
+            The drawn clients, possibly with repetitions, and the aggregation weight of each draw.
         """
         raise TypeError(f"{type(self).__name__} must define select(view) -> ids, weights")
 
     def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
-        """What `select` would return in each of these rounds, in rows, to the bit.
+        """Return the results of `select` for several rounds, bit for bit, as rows.
 
-        Optional, for prefetchable selectors whose cohorts are of one size: many are drawn faster than one by one.
+        Optional, for prefetchable selectors with cohorts of one size: drawing many rounds at once is faster.
         """
         raise TypeError(f"{type(self).__name__} draws one round at a time")
 
 
 def proportional(p: Tensor, ids: Tensor) -> Tensor:
-    """p_i / Σ_S p; equal weights where all of those are zero."""
+    """Return p_i / Σ_S p, or equal weights if all p_i are zero."""
     total = p[ids].sum()
     return p[ids] / total if total > 0 else equal(len(ids))
 
 
 def equal(m: int) -> Tensor:
-    """1/m each."""
+    """Return m weights of 1/m."""
     return torch.full((m,), 1 / max(m, 1), dtype=torch.float64)

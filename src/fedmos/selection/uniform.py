@@ -17,7 +17,14 @@ from .selector import Selector, View, equal, proportional
 class Uniform(Selector):
     """m of N clients, uniformly without replacement (UCS; FedMoS eq. (28)).
 
-    Weights: "unbiased" (N/m) p_i, which sum to one on average only; "cohort" p_i/Σ_S p; "mean" 1/m.
+    Args:
+        m: Number of clients per round.
+        weights: "unbiased" for (N/m) p_i, which sum to one only in expectation; "cohort" for p_i/Σ_S p; "mean" for
+            1/m.
+
+    Example:
+        >>> selector = fm.Uniform(m=3, weights="cohort")
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
     """
 
     prefetchable = True
@@ -29,13 +36,13 @@ class Uniform(Selector):
         check(self, m=count, weights=one_of("unbiased", "cohort", "mean"))
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
-        ids, weights = self._drawn(view, view.key[None])
+        ids, weights = self._draw(view, view.key[None])
         return ids[0], weights[0]
 
     def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
-        return self._drawn(view, view.keys(rounds))
+        return self._draw(view, view.keys(rounds))
 
-    def _drawn(self, view: View, keys: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw(self, view: View, keys: Tensor) -> tuple[Tensor, Tensor]:
         m = min(self.m, view.N)
         ids = choose(keys, view.N, m)
         match self.weights:
