@@ -10,9 +10,7 @@ from fedmos.engine.client_store import ClientStore
 def test_client_state_on_disk_is_client_state_in_memory(tmp_path):
     """The file is sparse, starts from the initial values, and gives back what was written."""
     initial = {"c_i": torch.zeros(1000), "r_i": torch.arange(1000.0)}
-    stores = [
-        ClientStore(tuple(initial), initial, clients=100_000, folder=tmp_path, in_memory=limit) for limit in (2**40, 0)
-    ]
+    stores = [ClientStore(initial, clients=100_000, folder=tmp_path, in_memory=limit) for limit in (2**40, 0)]
     for store in stores:
         store.write(torch.tensor([7, 99_999]), {"c_i": torch.ones(2, 1000) * torch.tensor([[1.0], [2.0]])})
         store.write(torch.tensor([7]), {"r_i": torch.full((1, 1000), 5.0)})

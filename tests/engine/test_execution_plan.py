@@ -102,7 +102,7 @@ def how_of(quick) -> Task:
 def test_chunks_change_rounding_at_most(quick, monkeypatch, chunk):
     how = {"engine": "batched", "dtype": torch.float64, "algorithm": fm.Scaffold(lr=0.1), "local_steps": 3}
     whole = quick(**how)
-    monkeypatch.setattr(plan, "_room", lambda task: chunk)
+    monkeypatch.setattr(plan, "_max_parallel_clients", lambda task: chunk)
     parts = quick(**how)
     assert parts.info["chunk"] == chunk
     assert torch.allclose(whole.params, parts.params, rtol=0, atol=1e-12)
@@ -137,6 +137,6 @@ def test_out_of_memory_is_met_with_smaller_chunks(quick, monkeypatch, caplog):
 
 def test_many_clients_of_a_large_model_are_cut_by_memory(monkeypatch):
     large = task(nn.Sequential(nn.Linear(1, 1000), nn.Linear(1000, 3)), local_steps=1, batch_size=2)
-    assert plan._room(large) > 4
+    assert plan._max_parallel_clients(large) > 4
     monkeypatch.setattr(plan, "total_memory", lambda device: 10**6)
-    assert plan._room(large) == 1
+    assert plan._max_parallel_clients(large) == 1

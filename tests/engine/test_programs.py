@@ -13,7 +13,7 @@ def test_fixed_shapes_change_nothing(monkeypatch):
     """Rows and columns that are filled up, as for compiled programs, without the compiling."""
     data = fm.datasets.load("digits").partition(fm.partition.QuantitySkew(skew=0.7, least=5), clients=15, seed=0)
     monkeypatch.setattr(work.ExecutionPlan, "fixed_shapes", property(lambda plan: plan.engine == "batched"))
-    monkeypatch.setattr(plan, "_room", lambda task: 4)
+    monkeypatch.setattr(plan, "_max_parallel_clients", lambda task: 4)
     for algorithm in (fm.FedMoS(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)):
         how = {
             "model": fm.models.logistic(features=64),

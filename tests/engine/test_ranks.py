@@ -79,7 +79,7 @@ def test_the_width_of_chunks_does_not_show(quick, monkeypatch, width):
     """Sums are taken block by block in the order of clients, and a client left alone is computed as one of two."""
     how = {"engine": "batched", "rounds": 2, "selection": fm.Uniform(m=13), "algorithm": fm.Scaffold(lr=0.1)}
     whole = quick(**how)
-    monkeypatch.setattr("fedmos.engine.execution_plan._room", lambda task: width)
+    monkeypatch.setattr("fedmos.engine.execution_plan._max_parallel_clients", lambda task: width)
     assert torch.equal(quick(**how).params, whole.params)
 
 
@@ -93,5 +93,5 @@ def test_products_round_alike_wherever_their_factors_lie(quick, monkeypatch):
         "batch_size": 5,
     }
     whole = quick(**how)
-    monkeypatch.setattr("fedmos.engine.execution_plan._room", lambda task: 3)
+    monkeypatch.setattr("fedmos.engine.execution_plan._max_parallel_clients", lambda task: 3)
     assert torch.equal(quick(**how).params, whole.params)

@@ -137,7 +137,7 @@ def test_more_runs_than_memory_holds(monkeypatch):
     monkeypatch.setattr(batched.Batched, "loss_and_gradient", scarce)
     assert all(same(a, b) for a, b in zip(fm.run_many(runs, **SHARED), alone, strict=True))
     monkeypatch.undo()
-    monkeypatch.setattr(plan, "_room", lambda task: 4)
+    monkeypatch.setattr(plan, "_max_parallel_clients", lambda task: 4)
     assert all(same(a, b) for a, b in zip(fm.run_many(runs, **SHARED), alone, strict=True))
 
 

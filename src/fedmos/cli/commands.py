@@ -50,13 +50,13 @@ Overrides = Annotated[
 
 def main() -> None:
     """Run the command; errors that a user can mend are one sentence and exit code 2."""
-    from ..engine.ranks import TOLD
+    from ..engine.ranks import FROM_RANK0
 
     try:
         app()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
-        if TOLD not in getattr(error, "__notes__", ()):  # once is enough
+        if FROM_RANK0 not in getattr(error, "__notes__", ()):  # once is enough
             errors.print(f"[bold red]Error:[/] {escape(str(error))}")
         sys.exit(2)
 
@@ -206,7 +206,7 @@ def _run(settings: RunConfig, folder: Path, resume: bool) -> None:
 
     join()
     ranks = Ranks.joined()
-    folder = ranks.broadcast(folder)
+    folder = Path(ranks.broadcast(str(folder)))
     with _ending_on_request(ranks.size) as requests:
         result = settings.run(
             settings.algorithm,

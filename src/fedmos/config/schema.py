@@ -19,7 +19,7 @@ from ..core.history import METRICS
 from ..core.losses import Loss
 from ..core.validation import suggest, whole_number
 from ..engine.task import Task
-from ..evaluation.metrics import measurable
+from ..evaluation.measurable import measurable
 from ..rng import signed
 from ..run.preflight import check_fit, check_parts, check_precision, check_target, find_device
 from ..run.spec import RunSpec

@@ -1,4 +1,4 @@
-"""What clients keep between their rounds."""
+"""The state that clients keep between their rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -15,87 +15,86 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
-from ..storage.files import SCRATCH
 
+SCRATCH = "fedmos-clients-"
+"""The prefix of temporary folders for client state."""
 _IN_MEMORY = 4 * 2**30
-"""Bytes: where all clients together could exceed this, their state goes to a file."""
+"""Bytes. If the state of all clients could exceed this, it is stored in a file."""
 
 
 class ClientStore(Mapping[int, Vectors]):
-    """Named vectors per client, held only for clients that have taken part.
+    """Named vectors per client, stored only for clients that have taken part.
 
-    As a mapping it goes from each such client to its vectors, on the CPU; it is empty where an
-    algorithm declares no client state.
+    A mapping from each such client to its vectors, on the CPU. It is empty if the algorithm declares no client state.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
         initial: Vectors,
         clients: int,
         folder: Path | None = None,
         in_memory: int = _IN_MEMORY,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`share`: of several ranks, which one this is, and how many there are; a client lives with rank i mod size."""
+        """`share`: the rank of this process and the number of ranks; rank i mod size stores the state of client i."""
         self._initial, self._share = initial, share
-        self._earlier: Mapping[int, Vectors] = {}
+        self._restored: Mapping[int, Vectors] = {}
         self.changed: set[int] = set()
-        """Clients whose state was written since somebody last emptied this."""
+        """Clients whose state has changed since the last checkpoint."""
         self.last = torch.full((clients,), -1)
-        """The round each client last took part in, −1 for never."""
+        """The round that each client last took part in, −1 for never."""
         total = sum(clients * v.numel() * v.dtype.itemsize for v in initial.values())
-        self._rows: dict[str, _Rows] = {name: _Memory() for name in names}
+        self._rows: dict[str, _Rows] = {name: _Memory() for name in initial}
         if total > in_memory:
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-            self._rows = {name: _SparseFile(scratch / name, clients, initial[name]) for name in names}
+            self._rows = {name: _SparseFile(scratch / name, clients, v) for name, v in initial.items()}
 
     def read(self, ids: Tensor) -> Vectors:
-        """(M, D) for each name; a client that has none yet gets the initial value."""
+        """Return (M, D) for each name; a client without state gets the initial value."""
         return {name: torch.stack([self._row(name, i) for i in ids.tolist()]) for name in self._rows}
 
     def _row(self, name: str, i: int) -> Tensor:
         row = self._rows[name].get(i)
-        if row is None and i in self._earlier:
-            row = self._earlier[i][name].to(self._initial[name].device)
+        if row is None and i in self._restored:
+            row = self._restored[i][name].to(self._initial[name].device)
         return self._initial[name] if row is None else row
 
     def write(self, ids: Tensor, own: Vectors) -> None:
-        """Keep what clients `ids` left behind."""
+        """Store the new state of clients `ids`."""
         for name, values in own.items():
             for i, value in zip(ids.tolist(), values, strict=True):
                 self._rows[name].put(i, value)
             self._rows[name].flush()
 
     def note(self, ids: Tensor, t: int) -> None:
-        """Clients `ids` took part in round t."""
+        """Record that clients `ids` took part in round t."""
         self.last[ids] = t
         if self._rows:
             self.changed.update(ids.tolist())
 
     def restore(self, clients: Mapping[int, Vectors], last: Tensor) -> None:
-        """Take over the state of an earlier run, of which a client's is read when it is first needed."""
-        self.last, self._earlier = last.clone(), clients
+        """Continue from the state of an earlier run; a client's state is read when it is first needed."""
+        self.last, self._restored = last.clone(), clients
 
     def __getitem__(self, i: int) -> Vectors:
-        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0 or not self._lives_here(i):
+        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0 or not self._is_stored_here(i):
             raise KeyError(i)
         return {name: v[0].cpu() for name, v in self.read(torch.tensor([i])).items()}
 
     def __iter__(self) -> Iterator[int]:
         known = (self.last >= 0).nonzero().flatten().tolist() if self._rows else []
-        return iter(i for i in known if self._lives_here(i))
+        return iter(i for i in known if self._is_stored_here(i))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     @property
     def partial(self) -> bool:
-        """Whether other ranks hold some of the clients."""
+        """Whether other ranks store some of the clients."""
         return self._share[1] > 1
 
-    def _lives_here(self, i: int) -> bool:
+    def _is_stored_here(self, i: int) -> bool:
         rank, size = self._share
         return i % size == rank
 
@@ -135,7 +134,7 @@ class _SparseFile:
         self._written[i] = True
 
     def flush(self) -> None:
-        """Give the memory back; the pages stay with the file."""
+        """Release the memory; the pages stay in the file."""
         raw = self._map._mmap  # type: ignore[attr-defined]
         if hasattr(mmap, "MADV_DONTNEED"):
             raw.madvise(mmap.MADV_DONTNEED)

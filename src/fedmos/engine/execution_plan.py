@@ -1,7 +1,7 @@
-"""Which way of computing is fastest here, decided once, before round 0, by measuring.
+"""The execution plan: how local training is computed, chosen once before round 0 by measuring.
 
-What was measured is remembered on the machine (engines.json in `$FEDMOS_CACHE`, default ~/.cache/fedmos), so that the
-same job is always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides: "loop", "batched" or
+Measurements are cached on the machine (engines.json in `$FEDMOS_CACHE`, default ~/.cache/fedmos), so the same job is
+always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides the choice: "loop", "batched" or
 "compiled".
 """
 
@@ -13,30 +13,59 @@ import logging
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .batched import Batched
 from .batches import Chunk
-from .local_backend import ExecutionPlan
 from .loop import Loop
 from .program import can_compile
 from .task import Task, total_memory
 
 _log = logging.getLogger("fedmos")
 
-_PATIENCE = 0.15
+_TIMING_SECONDS = 0.15
 """Seconds for timing one candidate, after its first call."""
-_GAIN = 0.3
+_COMPILATION_GAIN = 0.3
 """The share of its time that a program usually saves when compiled."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExecutionPlan:
+    """How local training is computed. Part of a run's identity: another plan rounds differently."""
+
+    engine: Literal["loop", "batched"]
+    chunk: int
+    """The largest number of clients that train together."""
+    compiled: bool = False
+    cuda_graph: bool = False
+    """Whether the local training of a chunk is captured as a CUDA graph and replayed."""
+    reason: str = ""
+    """Why this plan was chosen."""
+    max_parallel_clients: int = 1
+    """The number of clients that fit into memory side by side."""
+    blockwise: bool = False
+    """Whether each block of a cohort is computed on its own, so that bits do not depend on which rank computes it."""
+
+    @property
+    def fixed_shapes(self) -> bool:
+        """Whether a new shape costs a compilation or a capture."""
+        return self.compiled or self.cuda_graph
+
+
 def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan:
-    """The plan for cohorts of about m clients; `name` is "loop", "batched" or "auto"."""
+    """Choose the plan for cohorts of about m clients.
+
+    Args:
+        name: "loop", "batched" or "auto".
+        task: The model, data and loss.
+        m: The expected cohort size.
+        rounds: The number of rounds of the run, over which a compilation must pay off.
+    """
     name = override(name)
     if name == "loop":
         return _loop("asked for")
@@ -48,35 +77,42 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
         return _loop("the model or the loss cannot be vectorised")
     if name == "compiled" and not can_compile(task.model.device):
         raise ValueError("Cannot compile because this machine has no C++ compiler; use FEDMOS_ENGINE=batched")
-    room = _room(task)
+    parallel = _max_parallel_clients(task)
     if name != "auto":
-        return _batched(task, min(m, room), name == "compiled", "asked for", room)
-    plan = _fastest(task, m, room, rounds)
-    _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.why)
+        return _batched(task, min(m, parallel), name == "compiled", "asked for", parallel)
+    plan = _fastest(task, m, parallel, rounds)
+    _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.reason)
     return plan
 
 
-def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool, why: str) -> ExecutionPlan:
-    """The plan that an earlier part of the run recorded."""
+def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool, reason: str) -> ExecutionPlan:
+    """Return the plan that an earlier part of the run recorded."""
     if engine == "loop":
-        return _loop(why)
+        return _loop(reason)
     if compiled and not can_compile(task.model.device):
         _log.warning("Going on without compiling because this machine cannot: bits may differ")
         compiled = False
-    return _batched(task, chunk, compiled, why, max(chunk, _room(task)))
+    return _batched(task, chunk, compiled, reason, max(chunk, _max_parallel_clients(task)))
 
 
-def _loop(why: str) -> ExecutionPlan:
-    return ExecutionPlan(engine="loop", chunk=1, why=why)
+def _loop(reason: str) -> ExecutionPlan:
+    return ExecutionPlan(engine="loop", chunk=1, reason=reason)
 
 
-def _batched(task: Task, chunk: int, compiled: bool, why: str, room: int) -> ExecutionPlan:
-    graphed = task.model.device.type == "cuda"
-    return ExecutionPlan(engine="batched", chunk=chunk, compiled=compiled, graphed=graphed, why=why, room=room)
+def _batched(task: Task, chunk: int, compiled: bool, reason: str, parallel: int) -> ExecutionPlan:
+    cuda_graph = task.model.device.type == "cuda"
+    return ExecutionPlan(
+        engine="batched",
+        chunk=chunk,
+        compiled=compiled,
+        cuda_graph=cuda_graph,
+        reason=reason,
+        max_parallel_clients=parallel,
+    )
 
 
 def override(name: str) -> str:
-    """The engine's name, unless the environment names another."""
+    """Return the engine's name, or the one that the environment variable FEDMOS_ENGINE names."""
     given = os.environ.get("FEDMOS_ENGINE")
     if not given:
         return name
@@ -85,40 +121,40 @@ def override(name: str) -> str:
     return given
 
 
-def _fastest(task: Task, m: int, room: int, rounds: int) -> ExecutionPlan:
-    """Loop, vectorised, or that compiled where the run is long enough to earn the compilation back."""
-    chunk = min(m, room)
+def _fastest(task: Task, m: int, parallel: int, rounds: int) -> ExecutionPlan:
+    """Choose loop, vectorised, or compiled; the latter only if the run is long enough to pay for the compilation."""
+    chunk = min(m, parallel)
     ids = torch.arange(min(m, chunk, len(task.data)))
-    path, key = _cache(), _key(task, len(ids))
-    known = _read(path).get(key)
+    path, key = _cache_path(), _cache_key(task, len(ids))
+    known = _read_cache(path).get(key)
     times: dict[str, float] = dict(known) if known else _measure(task, ids)
     steps = rounds * int(task.steps(task.data.sizes[ids]).max())
     cost = 5.0 + 0.05 * times["operations"]
-    saved = _GAIN * times["batched"] * steps
+    saved = _COMPILATION_GAIN * times["batched"] * steps
     if "compiled" not in times and saved > 1.5 * cost and can_compile(task.model.device):
         _log.info(
             "Compiling the cohort's program, which takes about %.0f s, because it should save %.0f s", cost, saved
         )
         times |= _measure_compiled(task, ids)
     if times != known:
-        _write(path, key, times)
-    rival = min(times["loop"], times["batched"])
+        _write_cache(path, key, times)
+    uncompiled = min(times["loop"], times["batched"])
     figures = f"{1e3 * times['loop']:.1f} ms a cohort step client by client, {1e3 * times['batched']:.1f} ms vectorised"
-    if "compiled" in times and saved > 1.5 * cost and times["compiled"] < rival:
-        return _batched(task, chunk, True, f"{figures}, {1e3 * times['compiled']:.1f} ms compiled", room)
+    if "compiled" in times and saved > 1.5 * cost and times["compiled"] < uncompiled:
+        return _batched(task, chunk, True, f"{figures}, {1e3 * times['compiled']:.1f} ms compiled", parallel)
     if times["batched"] <= times["loop"]:
-        return _batched(task, chunk, False, figures, room)
+        return _batched(task, chunk, False, figures, parallel)
     return _loop(figures)
 
 
 def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
-    """Seconds of one step of the whole cohort, and how many operations its program has."""
+    """Measure the seconds of one step of the whole cohort, and count the operations of its program."""
     x = task.model.initial()
     task.model.module.train()
     some = ids[: 1 if task.model.size > 2_000_000 else 3]
     grads = [Loop(task, Chunk.of(task, i), 0) for i in some.split(1)]
     loop = _time(lambda: [g(x) for g in grads]) * len(ids) / len(some)
-    # A cohort that would take long is judged by a part of it.
+    # The time of a slow cohort is extrapolated from a part of it.
     part = ids if loop < 0.5 else ids[: max(2, int(len(ids) * 0.5 / loop))]
     whole = Batched(task, Chunk.of(task, part), 0)
     y = x.expand(len(part), -1).contiguous()
@@ -139,7 +175,7 @@ def _measure_compiled(task: Task, ids: torch.Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def _time(work: Callable[[], Any]) -> float:
-    """The least seconds of a few calls, after a first that does not count."""
+    """Return the shortest time of a few calls, after a first call that does not count."""
 
     def once() -> float:
         began = perf_counter()
@@ -149,14 +185,14 @@ def _time(work: Callable[[], Any]) -> float:
         return perf_counter() - began
 
     once()
-    taken = [once(), once()]  # two at least: one may meet with a disturbance
-    while sum(taken) < _PATIENCE and len(taken) < 5:
+    taken = [once(), once()]  # at least two: one may be disturbed by other processes
+    while sum(taken) < _TIMING_SECONDS and len(taken) < 5:
         taken.append(once())
     return min(taken)
 
 
 def _operations(task: Task) -> int:
-    """How many operations the forward pass records, which is what compiling takes time for."""
+    """Count the operations of the forward pass; the time of a compilation grows with it."""
     seen, waiting = set(), [task.trial(1).grad_fn]
     while waiting:
         node = waiting.pop()
@@ -166,15 +202,15 @@ def _operations(task: Task) -> int:
     return len(seen)
 
 
-def _room(task: Task) -> int:
-    """How many clients fit into the machine's memory side by side; of its total memory, which does not change."""
+def _max_parallel_clients(task: Task) -> int:
+    """Estimate how many clients fit side by side into the device's total memory, which does not change."""
     batch = min(task.batch_size or task.most_samples, task.most_samples, 1024)
     per_client = 3 * task.sample_bytes * batch + 10 * task.model.size * task.model.dtype.itemsize
     return max(1, int(0.4 * total_memory(task.model.device) / per_client))
 
 
 def why_not_vectorised(task: Task) -> str | None:
-    """Try one gradient on one sample of the first clients."""
+    """Try one gradient on one sample of the first clients; returns the reason if it fails."""
     try:
         with torch.no_grad():
             ids = torch.arange(min(2, len(task.data)))
@@ -184,8 +220,8 @@ def why_not_vectorised(task: Task) -> str | None:
     return None
 
 
-def _key(task: Task, m: int) -> str:
-    """What a measurement depends on."""
+def _cache_key(task: Task, m: int) -> str:
+    """Hash everything that a measurement depends on."""
     device = task.model.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     largest, data = task.most_samples, task.data
@@ -200,12 +236,12 @@ def _key(task: Task, m: int) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
-def _cache() -> Path:
+def _cache_path() -> Path:
     folder = Path(os.environ.get("FEDMOS_CACHE") or Path.home() / ".cache" / "fedmos")
     return folder / "engines.json"
 
 
-def _read(path: Path) -> dict[str, dict[str, float]]:
+def _read_cache(path: Path) -> dict[str, dict[str, float]]:
     try:
         table = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -216,18 +252,18 @@ def _read(path: Path) -> dict[str, dict[str, float]]:
 
 
 def _is_measurement(times: object) -> bool:
-    """Whether it is what `_fastest` writes; others may have written to the file."""
+    """Whether this is an entry as `_fastest` writes it; other programs may have changed the file."""
     if not isinstance(times, dict) or not times.keys() >= {"loop", "batched", "operations"}:
         return False
     return all(isinstance(v, float) and v >= 0 for v in times.values())
 
 
-def _write(path: Path, key: str, times: dict[str, float]) -> None:
-    """Remember; a folder that cannot be written to is no reason to fail."""
+def _write_cache(path: Path, key: str, times: dict[str, float]) -> None:
+    """Store a measurement. A folder that cannot be written to is not an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f"{path.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(_read(path) | {key: times}))
+        scratch.write_text(json.dumps(_read_cache(path) | {key: times}))
         scratch.replace(path)
     except OSError as error:
-        _log.info("Not remembering what was measured: %s", error)
+        _log.info("Cannot store the measurement of engines: %s", error)

@@ -1,146 +1,219 @@
-"""Several runs of one shape as one: their cohorts train side by side along the batch axis.
+"""Several runs as one program: their cohorts train side by side along the batch axis.
 
-Runs that differ in seed, split, step size or other numbers of the algorithm share a program. Each keeps its own model,
-state, selection and history; only local work is done together, on rows that carry their run's model and numbers.
+Runs that differ only in seed, data split, step size or other numbers of the algorithm share a program. Each run keeps
+its own model, state, selection and history; only jobs and evaluations are merged, on rows that carry their run's model
+and numbers.
+
+The rounds of merged runs are coroutines. Where one needs work done, it awaits a request; `MergedRuns.play` collects the
+requests of all runs and answers those that can be merged together.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Coroutine, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import accumulate
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..core.history import Record
 from ..data.federated import FederatedData
-from ..evaluation.metrics import Evaluator
 from ..rng import signed
-from .job import Job, JobResult, filled_up
+from .backend import ModelEvaluator
+from .executor import JobExecutor
+from .job import Job, JobResult, pad_job
 from .local_backend import LocalBackend
-from .round import FederatedState
+from .round import DivergenceError
+from .state import FederatedState
 from .task import Task
+from .work_queue import read_values
 
 _log = logging.getLogger("fedmos")
 
+T = TypeVar("T")
 
-def shape_of(simulation: FederatedState) -> Hashable:
-    """What runs must have in common to train together; None where a run must go alone."""
-    task, algorithm, plan = simulation.task, simulation.algorithm, simulation.plan
-    if plan.engine == "loop" or not is_dataclass(algorithm):
+_DECLARED = ("server_state", "client_state", "down", "up", "reduce", "prepare_up", "prepare_reduce")
+
+
+def merge_key(state: FederatedState) -> Hashable:
+    """Return what runs must have in common to be merged; None if a run must train alone."""
+    task, algorithm = state.task, state.algorithm
+    if not isinstance(state.backend, LocalBackend) or not is_dataclass(algorithm):
+        return None
+    plan = state.backend.executor.plan
+    if plan.engine == "loop":
         return None
     data, model = task.data, task.model
-    shape = (
+    key = (
         type(algorithm),
         tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),
         tuple(repr(getattr(algorithm, name)) for name in _DECLARED),
-        (plan.compiled, plan.graphed),
+        (plan.compiled, plan.cuda_graph),
         (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip),
         (task.loss.function, model.device, model.dtype, model.precision, model.structure(here=True)),
         (len(data), data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype),
         (data.normalize, data.augment),
     )
     try:
-        hash(shape)
+        hash(key)
     except TypeError:  # a field that cannot be compared
         return None
-    return shape
+    return key
 
 
-_DECLARED = ("server_state", "client_state", "down", "up", "reduce", "prepare_up", "prepare_reduce")
+class Request(Generic[T]):
+    """Work that a run waits for. Awaiting it suspends the run's round until the request is answered."""
+
+    def __await__(self) -> Generator[Request[T], T, T]:
+        answer = yield self
+        return answer
+
+
+@dataclass(frozen=True)
+class JobRequest(Request[JobResult]):
+    """Execute a job."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class EvaluationRequest(Request[Tensor]):
+    """Evaluate the model x."""
+
+    x: Tensor
+
+
+@dataclass(frozen=True)
+class ReadRequest(Request[list[Tensor]]):
+    """Copy values from the device; with `now`, before any other work is queued."""
+
+    values: Sequence[Tensor]
+    now: bool
+
+
+class RequestQueue:
+    """The work queue of a merged run: every call suspends the round with a request."""
+
+    async def execute(self, job: Job) -> JobResult:
+        return await JobRequest(job)
+
+    async def evaluate(self, x: Tensor) -> Tensor:
+        return await EvaluationRequest(x)
+
+    async def read(self, values: Sequence[Tensor], now: bool = False) -> list[Tensor]:
+        return await ReadRequest(values, now)
+
+
+Rounds = Mapping[int, Coroutine[Request[Any], Any, Record]]
+"""By number of the run, a round to play."""
 
 
 class MergedRuns:
-    """The crew of several runs of one shape."""
+    """Plays rounds of runs with the same merge key, executing their jobs and evaluations together."""
 
-    def __init__(self, runs: Sequence[FederatedState]) -> None:
+    def __init__(self, runs: Sequence[FederatedState], evaluator: ModelEvaluator | None) -> None:
+        """`evaluator`: evaluates the models of all runs at once; None to evaluate them one by one."""
         self._runs = list(runs)
-        first = runs[0]
-        self._base = [0, *accumulate(len(run.task.data) for run in runs)]
-        names: list[str] = [f.name for f in fields(first.algorithm)] if is_dataclass(first.algorithm) else []
+        first = self._backend(0)
+        self._offsets = [0, *accumulate(len(run.task.data) for run in runs)]
+        algorithm = runs[0].algorithm
+        names: list[str] = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
         self._fields: list[str] = [n for n in names if len({repr(getattr(run.algorithm, n)) for run in runs}) > 1]
-        self._room = first.plan.room
-        self._alone = len(runs) == 1
-        if not self._alone:
-            plan = replace(first.plan, chunk=sum(run.plan.chunk for run in runs))
-            self._crew = LocalBackend(_merged([run.task for run in runs]), first.algorithm, plan)
-            for run in runs:  # what one of them finds out of the algorithm, all know
-                run.crew.asked = self._crew.asked
-        self._evaluator = None if self._alone else Evaluator.of_all([run.task for run in runs])
+        self._max_clients = first.executor.plan.max_parallel_clients
+        self._merge = len(runs) > 1
+        self._evaluator = evaluator if self._merge else None
+        if self._merge:
+            plan = replace(first.executor.plan, chunk=sum(self._executor(i).plan.chunk for i in range(len(runs))))
+            self._merged = JobExecutor(_merge_tasks([run.task for run in runs]), algorithm, plan)
+            for i in range(len(runs)):  # reads of the context that one run discovers hold for all
+                self._executor(i).context_reads = self._merged.context_reads
+                self._backend(i).queue = RequestQueue()
 
-    def alike(self, number: int, job: Job) -> Hashable:
-        """What jobs must have in common to be done at once. Where shapes are fixed, smaller cohorts are filled up."""
-        if self._alone:
+    def _backend(self, number: int) -> LocalBackend:
+        backend = self._runs[number].backend
+        assert isinstance(backend, LocalBackend)
+        return backend
+
+    def _executor(self, number: int) -> JobExecutor:
+        return self._backend(number).executor
+
+    @torch.no_grad()
+    def play(self, rounds: Rounds) -> dict[int, Record | DivergenceError]:
+        """Play one round of several runs; returns by run its record, or the error it stopped at."""
+        return _Interpreter(self, rounds).run()
+
+    def compatibility(self, number: int, job: Job) -> Hashable:
+        """Return what jobs must have in common to be merged. Where shapes are fixed, smaller cohorts are padded."""
+        if not self._merge:
             return number
-        size = None if self._crew.plan.fixed_shapes else len(self._runs[number].crew.filled(job).ids)
-        return job.phase, job.ctx.t, self._crew.counted(job), size
+        size = None if self._merged.plan.fixed_shapes else len(self._executor(number).pad(job).ids)
+        return job.phase, job.ctx.t, self._merged.captured_size(job), size
 
-    def do(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
-        """What came of jobs that are alike, each with the number of its run."""
-        if len(jobs) == 1 or self._alone:
-            return [self._runs[number].crew.do(job) for number, job in jobs]
-        if sum(len(job.ids) for _, job in jobs) > self._room:
-            return self._halves(jobs)
+    def execute(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
+        """Execute compatible jobs, each given with the number of its run."""
+        if len(jobs) == 1 or not self._merge:
+            return [self._executor(number).execute(job) for number, job in jobs]
+        if sum(len(job.ids) for _, job in jobs) > self._max_clients:
+            return self._execute_halves(jobs)
         try:
-            return self._at_once(jobs)
+            return self._execute_merged(jobs)
         except torch.OutOfMemoryError:
-            return self._halves(jobs)
+            return self._execute_halves(jobs)
         except (RuntimeError, TypeError, ValueError) as error:
             if not self._fields:
                 raise
             _log.warning(
                 "Training runs one by one because their %s differ, which %s does not compute with: %s",
                 ", ".join(self._fields),
-                type(self._crew.algorithm).__name__,
+                type(self._merged.algorithm).__name__,
                 str(error).split("\n")[0],
             )
-            self._alone = True
-            return self.do(jobs)
+            self._merge = False
+            return self.execute(jobs)
 
     def evaluate(self, models: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-        """The metrics of models, each with the number of its run."""
+        """Return the metrics of models, each given with the number of its run."""
         if self._evaluator is None or len(models) == 1:
-            return [self._runs[number].evaluator(x[None])[0] for number, x in models]
-        # The evaluator's rows are the runs in order, with any model for those that have ended.
+            return [self._backend(number).evaluator(x[None])[0] for number, x in models]
+        # The evaluator expects a model of every run; runs that have ended get an arbitrary one.
         given = dict(models)
         measured = self._evaluator(torch.stack([given.get(i, models[0][1]) for i in range(len(self._runs))]))
         return [measured[number] for number, _ in models]
 
-    def _halves(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
-        # What a recording has put out is overwritten by the next one.
-        first = [_kept(done) for done in self.do(jobs[: len(jobs) // 2])]
-        return first + self.do(jobs[len(jobs) // 2 :])
+    def _execute_halves(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
+        # The next replay of a captured graph overwrites the outputs of the first half.
+        first = [_clone_rows(result) for result in self.execute(jobs[: len(jobs) // 2])]
+        return first + self.execute(jobs[len(jobs) // 2 :])
 
-    def _at_once(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
-        filled = [(number, self._runs[number].crew.filled(job)) for number, job in jobs]
-        width = max(len(job.ids) for _, job in filled)
-        filled = [(number, filled_up(job, width)) for number, job in filled]
-        done = self._crew.do(self._job(filled))
-        sums, reports = {name: v.unbind() for name, v in done.sums.items()}, done.report.unbind()
-
-        def cut(vectors: Vectors, rows: slice) -> Vectors:
-            return {name: v[rows] for name, v in vectors.items()}
+    def _execute_merged(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
+        padded = [(number, self._executor(number).pad(job)) for number, job in jobs]
+        width = max(len(job.ids) for _, job in padded)
+        padded = [(number, pad_job(job, width)) for number, job in padded]
+        merged = self._merged.execute(self._merge_jobs(padded))
+        sums, reports = {name: v.unbind() for name, v in merged.sums.items()}, merged.report.unbind()
 
         def part(i: int, M: int) -> JobResult:
             rows = slice(i * width, i * width + M)
             return JobResult(
-                uploads=cut(done.uploads, rows),
-                own=cut(done.own, rows),
+                uploads={name: v[rows] for name, v in merged.uploads.items()},
+                own={name: v[rows] for name, v in merged.own.items()},
                 sums={name: v[i] for name, v in sums.items()},
                 report=reports[i] if width == M else reports[i][:, :M],
-                samples=lambda: done.samples()[rows],
+                samples=lambda: merged.samples()[rows],
             )
 
         return [part(i, job.ids.shape[0]) for i, (_, job) in enumerate(jobs)]
 
-    def _job(self, jobs: Sequence[tuple[int, Job]]) -> Job:
-        """All the jobs, of as many clients each, as one."""
+    def _merge_jobs(self, jobs: Sequence[tuple[int, Job]]) -> Job:
+        """Merge jobs with the same number of clients."""
         first = jobs[0][1]
         return Job(
             phase=first.phase,
-            ids=torch.cat([job.ids + self._base[number] for number, job in jobs]),
+            ids=torch.cat([job.ids + self._offsets[number] for number, job in jobs]),
             ctx=first.ctx,
             lr=[v for _, job in jobs for v in job.lr],
             W=[v for _, job in jobs for v in job.W],
@@ -158,19 +231,73 @@ class MergedRuns:
         )
 
 
-def _merged(tasks: Sequence[Task]) -> Task:
-    """One task whose clients are all runs' clients, run after run."""
+class _Interpreter:
+    """Resumes the rounds of merged runs and answers their requests, equal work together, until all have ended."""
+
+    def __init__(self, merged: MergedRuns, rounds: Rounds) -> None:
+        self._merged, self._rounds = merged, rounds
+        self._jobs: dict[Hashable, list[tuple[int, Job]]] = {}
+        self._models: list[tuple[int, Tensor]] = []
+        self._reads: list[tuple[int, Sequence[Tensor]]] = []
+        self._ended: dict[int, Record | DivergenceError] = {}
+
+    def run(self) -> dict[int, Record | DivergenceError]:
+        for number in self._rounds:
+            self._resume(number, None)
+        # Queue all work on the device first; read, which waits for the device, when nothing else is left.
+        while True:
+            if self._jobs:
+                jobs = self._jobs.pop(next(iter(self._jobs)))
+                self._resume_all(jobs, self._merged.execute(jobs))
+            elif self._models:
+                models, self._models = self._models, []
+                self._resume_all(models, self._merged.evaluate(models))
+            elif self._reads:
+                reads, self._reads = self._reads, []
+                self._resume_all(reads, read_values([values for _, values in reads]))
+            else:
+                return self._ended
+
+    def _resume_all(self, requests: Sequence[tuple[int, Any]], answers: Sequence[Any]) -> None:
+        for (number, _), answer in zip(requests, answers, strict=True):
+            self._resume(number, answer)
+
+    def _resume(self, number: int, answer: Any) -> None:
+        """Resume a run's round with the answer to its request, up to its next request or its end."""
+        try:
+            request = self._rounds[number].send(answer)
+            while isinstance(request, ReadRequest) and request.now:
+                request = self._rounds[number].send(read_values([request.values])[0])
+        except StopIteration as end:
+            self._ended[number] = end.value
+        except DivergenceError as error:
+            self._ended[number] = error
+        else:
+            self._queue(number, request)
+
+    def _queue(self, number: int, request: Request[Any]) -> None:
+        match request:
+            case JobRequest(job):
+                self._jobs.setdefault(self._merged.compatibility(number, job), []).append((number, job))
+            case EvaluationRequest(x):
+                self._models.append((number, x))
+            case ReadRequest(values):
+                self._reads.append((number, values))
+
+
+def _merge_tasks(tasks: Sequence[Task]) -> Task:
+    """Return one task with the clients of all runs, run after run."""
     first, device = tasks[0], tasks[0].model.device
     seeds = torch.cat([torch.full((len(task.data),), signed(task.seed)) for task in tasks])
     numbers = torch.cat([torch.arange(len(task.data)) for task in tasks])
     return replace(
         first,
-        data=_pooled([task.data for task in tasks]),
+        data=_merge_data([task.data for task in tasks]),
         origin=(seeds.to(device), numbers.to(device)),
     )
 
 
-def _pooled(federations: Sequence[FederatedData]) -> FederatedData:
+def _merge_data(federations: Sequence[FederatedData]) -> FederatedData:
     first = federations[0]
     shared = all(data.x is first.x and data.y is first.y for data in federations)
     index, offsets, start, entries = [], [torch.zeros(1, dtype=torch.int64)], 0, 0
@@ -192,8 +319,8 @@ def _pooled(federations: Sequence[FederatedData]) -> FederatedData:
     )
 
 
-def _kept(done: JobResult) -> JobResult:
+def _clone_rows(result: JobResult) -> JobResult:
     def clones(vectors: Vectors) -> Vectors:
         return {name: v.clone() for name, v in vectors.items()}
 
-    return done._replace(uploads=clones(done.uploads), own=clones(done.own))
+    return result._replace(uploads=clones(result.uploads), own=clones(result.own))

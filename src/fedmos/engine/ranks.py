@@ -1,17 +1,20 @@
-"""Several processes as one run, on PyTorch's own engine (`torchrun`).
+"""Several processes as one run, with `torch.distributed` (`torchrun`).
 
-Every rank holds the server's model and state and takes the same decisions; local work and evaluation are divided. What
-ranks exchange is put together in an order that does not depend on how many they are, so neither do the bits.
+Every rank holds the server's model and state and takes the same decisions; local training and evaluation are divided.
+Results of ranks are combined in an order that does not depend on the number of ranks, so neither do the bits. Ranks
+exchange tensors and JSON, never pickled objects.
 """
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,18 +24,19 @@ from torch import Tensor
 
 _log = logging.getLogger("fedmos")
 
-T = TypeVar("T")
+J = TypeVar("J")
+"""A JSON value."""
 
-TOLD = "told by the first rank"
-"""Noted with an error that the first rank has raised as well."""
+FROM_RANK0 = "raised by rank 0"
+"""The note of an error that rank 0 has raised as well."""
 
 
 class LostRankError(RuntimeError):
-    """Another process of the run is gone."""
+    """Another process of the run has ended or does not answer."""
 
 
 class Ranks:
-    """This process among those of the run; alone, it exchanges nothing."""
+    """The processes of a run, seen from this one. A single process exchanges nothing."""
 
     def __init__(self, size: int = 1, rank: int = 0, device: torch.device | None = None) -> None:
         self.size, self.rank = size, rank
@@ -41,18 +45,18 @@ class Ranks:
 
     @classmethod
     def joined(cls, device: torch.device | None = None) -> Ranks:
-        """This process among those it has joined."""
+        """Return the process group that this process has joined."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_world_size(), dist.get_rank(), device)
         return cls()
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
     def assign(self, costs: Sequence[float]) -> list[int]:
-        """Which rank does each piece of work: the costliest first, each to who would be done first, as measured."""
+        """Assign pieces of work to ranks: the costliest first, each to the rank that would finish first as measured."""
         if self.size == 1:
             return [0] * len(costs)
         busy, owner = [0.0] * self.size, [0] * len(costs)
@@ -62,19 +66,19 @@ class Ranks:
             owner[number] = rank
         return owner
 
-    def measured(self, cost: float, seconds: float) -> None:
-        """Tell the others how fast this rank was, for the next assignment. What it changes is who, never what."""
+    def record_speed(self, cost: float, seconds: float) -> None:
+        """Share the speed of this rank for the next assignment, which changes only where work is done."""
         mine = torch.tensor([cost / seconds if cost > 0 and seconds > 0 else 0.0], dtype=torch.float64)
         speeds = [float(v) for v in self.all_gather(mine)]
         known = [v for v in speeds if v > 0]
         usual = sum(known) / len(known) if known else 1.0
-        # Relative to the others, and not too quick to change its mind.
+        # Relative to the mean, with an exponential moving average.
         self._speed = [
             0.7 * old + 0.3 * (v / usual if v > 0 else 1.0) for old, v in zip(self._speed, speeds, strict=True)
         ]
 
     def gather(self, mine: Mapping[int, Tensor], owner: Sequence[int], like: Tensor) -> list[Tensor]:
-        """A tensor per piece of work, shaped as `like`, made by who owns it and known to all."""
+        """Gather one tensor per piece of work, shaped as `like`, from the rank that owns it, on all ranks."""
         most = max(owner.count(rank) for rank in range(self.size))
         sent = torch.zeros((most, *like.shape), dtype=like.dtype, device=like.device)
         for place, number in enumerate(n for n in range(len(owner)) if owner[n] == self.rank):
@@ -88,17 +92,26 @@ class Ranks:
         return pieces
 
     def all_gather(self, mine: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, of one shape."""
+        """Return the tensors of all ranks, which have one shape."""
         here = mine.to(self._device).contiguous()
         received = [torch.empty_like(here) for _ in range(self.size)]
-        with _in_words():
+        with _explained():
             dist.all_gather(received, here)
         return [v.to(mine.device) for v in received]
 
     def exchange(self, ways: Sequence[tuple[int, int]], rows: Mapping[int, Tensor], like: Tensor) -> dict[int, Tensor]:
-        """Rows, shaped as `like`, each brought from one rank to another: those that arrive here, by their number."""
-        arrived = {n: rows[n] for n, (source, to) in enumerate(ways) if source == to == self.rank}
-        operations, landing = [], {}
+        """Send rows, shaped as `like`, from rank to rank.
+
+        Args:
+            ways: By row, the source and the target rank.
+            rows: The rows of which this rank is the source, by their number.
+            like: A tensor of the shape, dtype and device of a row.
+
+        Returns:
+            The rows of which this rank is the target, by their number.
+        """
+        received = {n: rows[n] for n, (source, to) in enumerate(ways) if source == to == self.rank}
+        operations, incoming = [], {}
         for peer in range(self.size):
             going = [n for n, way in enumerate(ways) if way == (self.rank, peer)]
             coming = [n for n, way in enumerate(ways) if way == (peer, self.rank)]
@@ -108,53 +121,86 @@ class Ranks:
                 sent = torch.stack([rows[n] for n in going]).to(self._device)
                 operations.append(dist.P2POp(dist.isend, sent, peer))
             if coming:
-                landing[peer] = (coming, torch.empty((len(coming), *like.shape), dtype=like.dtype, device=self._device))
-                operations.append(dist.P2POp(dist.irecv, landing[peer][1], peer))
-        with _in_words():
+                block = torch.empty((len(coming), *like.shape), dtype=like.dtype, device=self._device)
+                incoming[peer] = (coming, block)
+                operations.append(dist.P2POp(dist.irecv, incoming[peer][1], peer))
+        with _explained():
             for work in dist.batch_isend_irecv(operations) if operations else []:
                 work.wait()
-        for numbers, block in landing.values():
-            arrived |= dict(zip(numbers, block.to(like.device), strict=True))
-        return arrived
+        for numbers, block in incoming.values():
+            received |= dict(zip(numbers, block.to(like.device), strict=True))
+        return received
 
-    def all_of(self, value: T) -> list[T]:
-        """What every rank says."""
-        boxes: list[Any] = [None] * self.size
-        with _in_words():
-            dist.all_gather_object(boxes, value)
-        return boxes
+    def all_gather_json(self, value: J) -> list[J]:
+        """Return the values of all ranks; a value must be representable in JSON."""
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+        lengths = [int(n) for n in self.all_gather(torch.tensor([len(text)]))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(text)] = text
+        texts = self.all_gather(padded)
+        return [json.loads(bytes(v[:n].tolist())) for v, n in zip(texts, lengths, strict=True)]
 
-    def on_rank0(self, work: Callable[[], T]) -> T:
-        """What comes of work that the first rank does for all; what it raises, all raise."""
+    def on_rank0(self, work: Callable[[], J]) -> J:
+        """Call `work` on rank 0 and return its result, a JSON value, on all ranks.
+
+        If `work` raises an exception, all ranks raise it: rank 0 the exception itself, the others one of the same
+        built-in type, or a RuntimeError, with the same message.
+        """
         if self.size == 1:
             return work()
-        outcome: tuple[Any, Exception | None] = (None, None)
+        value: Any = None
+        error: Exception | None = None
         if self.first:
             try:
-                outcome = (work(), None)
-            except Exception as error:  # whatever it is, the others are waiting to hear of it
-                outcome = (None, error)
-        value, problem = self.broadcast(outcome)
-        if problem is not None:
-            if not self.first:
-                problem.add_note(TOLD)
-            raise problem
-        result: T = value
+                value = work()
+            except Exception as raised:  # any exception: the other ranks are waiting
+                error = raised
+        told = None if error is None else _describe_error(error)
+        value, told = self.broadcast((value, told))
+        if error is not None:
+            raise error
+        if told is not None:
+            raise _rebuild_error(*told)
+        result: J = value
         return result
 
-    def broadcast(self, value: T) -> T:
-        """What the first rank says."""
+    def broadcast(self, value: J) -> J:
+        """Return rank 0's value, which must be representable in JSON, on all ranks."""
         if self.size == 1:
             return value
-        box: list[Any] = [value]
-        with _in_words():
-            dist.broadcast_object_list(box, src=0, device=self._device)
-        agreed: T = box[0]
-        return agreed
+        text = json.dumps(value).encode() if self.first else b""
+        length = torch.tensor([len(text)], device=self._device)
+        with _explained():
+            dist.broadcast(length, src=0)
+            data = torch.zeros(int(length), dtype=torch.uint8, device=self._device)
+            if self.first:
+                data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            dist.broadcast(data, src=0)
+        received: J = json.loads(bytes(data.tolist()))
+        return received
+
+
+def _describe_error(error: Exception) -> tuple[list[str], str]:
+    """Return the names of the error's classes, most specific first, and its message."""
+    return [kind.__name__ for kind in type(error).__mro__], str(error)
+
+
+def _rebuild_error(kinds: Sequence[str], message: str) -> Exception:
+    """Make an exception of the first built-in class among `kinds`, or a RuntimeError."""
+    for name in kinds:
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind is not Exception:
+            with suppress(TypeError):  # a class that cannot be made of a message alone
+                error: Exception = kind(message)
+                error.add_note(FROM_RANK0)
+                return error
+    error = RuntimeError(message)
+    error.add_note(FROM_RANK0)
+    return error
 
 
 def join() -> None:
-    """Join the processes that a launcher has started with this one, if it has."""
+    """Join the process group of the launcher, if a launcher such as torchrun started this process."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         return
     backend = "gloo"
@@ -162,8 +208,8 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     _end_with_launcher()
-    # torch.func imports it at its first use. Imported after the group is made, it would keep that for good: its threads
-    # would live on after `leave`, and now and then abort the process as it ends.
+    # torch.func imports this module at its first use. If that happens after the group is made, the module keeps the
+    # group alive: its threads survive `leave` and occasionally abort the process at exit.
     importlib.import_module("torch._dynamo")
     timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -171,7 +217,7 @@ def join() -> None:
         return
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    # The launcher's store outlives its workers: those it starts again must not find the addresses of the dead.
+    # The launcher's store outlives its workers: restarted workers must not find the addresses of earlier ones.
     host, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
     store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
@@ -179,28 +225,30 @@ def join() -> None:
 
 
 def leave() -> None:
+    """Leave the process group."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _end_with_launcher() -> None:
-    """Have the system end this process when its launcher dies, so that nobody is left behind."""
+    """Have the system end this process when its launcher dies."""
     import ctypes
     import signal
 
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     except (OSError, AttributeError):  # not Linux
-        _log.debug("This system does not end processes with their parents")
+        _log.debug("This system cannot end a process together with its parent")
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def _explained() -> Iterator[None]:
+    """Raise errors of torch.distributed as a LostRankError that says what to do."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        said = re.sub(r"^\[[^]]*\] ", "", (str(error).splitlines() or [""])[0]).partition(". ")[0]
+        reason = re.sub(r"^\[[^]]*\] ", "", (str(error).splitlines() or [""])[0]).partition(". ")[0]
         raise LostRankError(
-            f"Cannot go on because another process of the run is gone or stuck ({said}); start the run again with "
+            f"Cannot go on because another process of the run is gone or stuck ({reason}); start the run again with "
             "resume=True (fedmos resume), from its newest checkpoint"
         ) from error

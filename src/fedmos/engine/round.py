@@ -1,383 +1,312 @@
-"""What a round is: selection, broadcast, local work, aggregation, server step."""
+"""One round of federated learning, from the sampling of a cohort to the commit of the new state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Context, Vectors
-from ..core.history import History, Record
-from ..core.rounding import ceil_of
-from ..run.result import Result
-from ..selection.availability import Availability
-from ..selection.selector import Selector
-from .client_store import ClientStore
-from .cohort import CohortRunner, CohortUpdate, NonFiniteUpdate, PhaseInput, Read, read
-from .cost import Wire, client_down, client_up
-from .declaration import shapes
-from .job import Job
-from .local_backend import ExecutionPlan, LocalBackend, expect, largest_of
-from .local_update import Watch
-from .lr_schedule import Decay, decayed
-from .ranks import Ranks
-from .round_timing import Timing, Traffic
-from .sampling import Cohort, CohortSampler, SampledCohort, SelectionState, as_sent, over_selecting
-from .simulated_clock import Clock, System
-from .snapshot import Snapshot
-from .task import Task
+from ..algorithm import Context, Vectors
+from ..core.history import Record
+from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, complete
+from .cohort import Cohort, SampledCohort
+from .cost import client_down, client_up
+from .executor import check_names, max_abs
+from .round_timing import RoundTiming, Traffic
+from .sampling import as_sent
+from .state import FederatedState
 
 
 class DivergenceError(RuntimeError):
-    """A client's update or the server's step was not finite, and the run was told to stop at that."""
+    """A client's update or the server's step has a non-finite value, and the run stops at that.
 
-    result: Result
-    """What the run had reached before."""
+    Attributes:
+        result: The `Result` of the run up to the round before.
+    """
 
-
-class Evaluation(NamedTuple):
-    """A request to evaluate the model x; answered by the metrics, (k,), on the device."""
-
-    x: Tensor
+    result: Any
 
 
-R = TypeVar("R")
-Steps = Generator[Job | Evaluation | Read, Any, R]
-"""Something that asks for jobs, evaluations and numbers, is sent what came of them, and returns a result."""
+class Training(NamedTuple):
+    """The result of the clients' part of a round."""
 
-
-class Outcome(NamedTuple):
-    """What a round leads to, before it counts."""
-
-    x: Tensor
-    state: Vectors
-    visit: CohortUpdate | None
-    """None where the round is abandoned."""
-    losses: Tensor
-    """Mean training losses of the clients kept."""
-    facts: dict[str, Any]
-    remembered: SelectionState
-    metrics: dict[str, float]
-    evaluating: float
-    """Seconds."""
+    server_state: Vectors
+    """The server state that the server's step starts from: with the sums of the extra phase."""
+    update: CohortUpdate
 
 
 @dataclass(kw_only=True)
-class FederatedState:
-    """A run in progress. A round changes it as a whole or, if interrupted, not at all."""
+class RoundState:
+    """The new state of a round before it is committed."""
 
-    task: Task
-    algorithm: Algorithm
-    selector: Selector
-    plan: ExecutionPlan
-    lr_decay: Decay = 1.0
-    on_bad_update: Literal["stop", "drop"] = "stop"
-    availability: Availability | None = None
-    system: System | None = None
-    scratch: Path | None = None
-    """Where client state goes that is too large for memory; None for the system's temporary folder."""
-    ranks: Ranks = field(default_factory=Ranks)
-    make_backend: Callable[[Task, Algorithm, ExecutionPlan], LocalBackend] = LocalBackend
-    """Finds who does the clients' part."""
+    x: Tensor
+    server_state: Vectors
+    update: CohortUpdate | None
+    """None if the round is abandoned."""
+    report: Tensor
+    """(2, kept), on the device; see `CohortUpdate`."""
+    changed: list[Tensor]
+    """The model and the server state that the round changed."""
 
-    def __post_init__(self) -> None:
-        model, data = self.task.model, self.task.data
-        self.t = 0
-        self.x = model.initial()
-        self.history = History()
-        given = self.algorithm.init(self.x)
-        self.state: Vectors = {
-            name: given.get(name, torch.zeros(shape, dtype=model.dtype, device=model.device))
-            for name, shape in shapes(self.algorithm.server_state, model.size)
-        }
-        self.crew = self.make_backend(self.task, self.algorithm, self.plan)
-        remote = self.crew.remote
-        own = {} if remote else {n: given.get(n, torch.zeros_like(self.x)) for n in self.algorithm.client_state}
-        share = (self.ranks.rank, self.ranks.size)
-        self.clients = ClientStore(list(own), own, len(data), self.scratch, share=share)
-        self.evaluator = self.crew.evaluator(self.ranks)
-        self.wire = Wire(model.size, model.dtype)
-        self.clock = None if self.system is None or remote else Clock(self.system, len(data), self.task.seed)
-        self.m = getattr(self.selector, "m", None)
-        """The cohort size asked for, before over-selection."""
-        chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
-        self.chooser = CohortSampler(self.task, self.crew, chosen, self.availability, self.clients.last)
-        self.visitor = CohortRunner(
-            task=self.task, algorithm=self.algorithm, crew=self.crew, clients=self.clients, ranks=self.ranks
-        )
-        self._lr = decayed(self.algorithm.lr, self.lr_decay)
-        self._step_size: tuple[float, Tensor] | None = None
-        self._careful = remote
-        """Whether every chunk's updates are looked at before they are summed, as once some have not been finite."""
-        self._forgiving = remote or self.on_bad_update == "drop"
-        """Whether what is not finite is left out; otherwise the run stops at it."""
 
-    @torch.no_grad()
-    def drive(self, steps: Steps[R], watch: Watch | None = None) -> R:
-        """Carry out by ourselves what the steps ask for."""
-        try:
-            request = next(steps)
-            while True:
-                if isinstance(request, Job):
-                    request = steps.send(self.crew.do(request, watch))
-                elif isinstance(request, Evaluation):
-                    request = steps.send(self.evaluator(request.x[None])[0])
-                else:
-                    request = steps.send(read([request])[0])
-        except StopIteration as end:
-            result: R = end.value
-            return result
+class QueuedMetrics(NamedTuple):
+    """The metrics of the new model, not yet read from the device."""
 
-    def steps(self, evaluate: bool) -> Steps[Record]:
-        """A round that asks for its local work and its evaluation instead of doing them."""
-        began, t = perf_counter(), self.t
-        choice = self.chooser.draw(t, self.x)
-        outcome = yield from self._attempt(choice, evaluate)
-        if outcome is None:
-            self._careful = True
-            outcome = yield from self._attempt(choice, evaluate)
-            assert outcome is not None
-        visit, remembered = outcome.visit, outcome.remembered
-        if visit is not None and self.chooser.selector.reports:
-            remembered = self.chooser.told(remembered, visit.kept.ids, self._reports(visit.kept.ids, outcome.losses))
-        record = Record(seconds=perf_counter() - began - outcome.evaluating, **(outcome.facts | outcome.metrics))
+    values: Tensor
+    seconds: float
+    """The time it took to queue the evaluation; on a CPU, to evaluate."""
 
-        def commit() -> None:
-            if visit is not None:
-                self.clients.write(*visit.states)
-                self.clients.note(visit.kept.ids, t)
-            self.chooser.memory = remembered
-            if self.clock is not None and record.clock is not None:
-                self.clock.now = record.clock
-            self.t, self.x, self.state = t + 1, outcome.x, outcome.state
-            if len(self.history) == t:
-                self.history.append(record)
 
-        try:
-            commit()
-        except KeyboardInterrupt:  # all of it or nothing: doing it twice does no harm
-            commit()
+class RoundResults(NamedTuple):
+    """The values that are read from the device at the end of a round."""
+
+    losses: Tensor
+    """The training losses of the kept clients."""
+    metrics: dict[str, float]
+    finite: bool
+    """Whether all values of the round are finite."""
+
+
+async def play_round(state: FederatedState, evaluate: bool) -> Record:
+    """Play one round and commit it.
+
+    All work is queued on the device before anything is read back, on the assumption that every value is finite. If one
+    is not, the clients' part is repeated with a check of every update, which drops the client or stops the run.
+    """
+    began = perf_counter()
+    # 1. Sample a cohort.
+    sampled = state.sampler.draw(state.t, state.x)
+    while True:
+        timing = _timing(state, sampled)
+        # 2. Broadcast the model; 3. clients train; 4. aggregate their uploads.
+        training = await train_clients(state, sampled, timing)
+        # 5. The server's step.
+        new = await server_step(state, sampled, training)
+        if new is not None:
+            # 6. Evaluate the new model.
+            metrics = await evaluate_model(state, new) if evaluate else None
+            # Until here the device has only been given work. Finish the host's part, then wait for the results.
+            record = describe_round(state, sampled, timing, new)
+            state.sampler.prefetch(state.t + 1)
+            results = await read_results(state, new, metrics)
+            if results.finite or state.policy.check_each:
+                break
+        state.policy = state.policy._replace(check_each=True)
+    # 7. Commit the new model and state.
+    seconds = perf_counter() - began - (0.0 if metrics is None else metrics.seconds)
+    return commit(state, sampled, timing, new, results, Record(seconds=seconds, **(record | results.metrics)))
+
+
+async def train_clients(state: FederatedState, sampled: SampledCohort, timing: RoundTiming) -> Training | None:
+    """Run the clients' part of the round; returns None for an empty cohort."""
+    cohort = sampled.cohort
+    if not cohort.ids.shape[0]:
+        return None
+    training = await _run_phases(state, cohort, timing)
+    kept = training.update.kept
+    if timing.late and kept.W > 0 and state.algorithm.prepares(state.t):
+        # Late clients count as not sampled, in the extra phase too, so both phases are repeated without them.
+        ids, weights = kept.ids, kept.weights * (cohort.W / kept.W)
+        training = await _run_phases(state, Cohort.of(ids, weights, state.task.data), None)
+    return training
+
+
+async def _run_phases(
+    state: FederatedState, cohort: Cohort, timing: RoundTiming | None, observer: StepObserver | None = None
+) -> Training:
+    """Run the extra phase if the round has one, broadcast, and train the cohort."""
+    algorithm, ctx, prepared = state.algorithm, state.context(cohort), None
+    server_state = state.server_state
+    given = PhaseInput("prepare", ctx, state.lr(state.t), state.x, {}, timing, state.policy)
+    try:
+        if algorithm.prepares(state.t):
+            prepared = await state.backend.run_phase(cohort, given, observer)
+            if len(prepared.kept.ids) < state.quorum(cohort):
+                return Training(server_state, prepared)
+            server_state = server_state | prepared.sums
+        message = broadcast(state, server_state, ctx)
+        update = await state.backend.run_phase(cohort, given._replace(phase="train", msg=message), observer)
+    except NonFiniteUpdate as error:
+        raise DivergenceError(
+            f"The update of client {error.client} in round {state.t + 1} is not finite; use a smaller 'lr', "
+            "'clip', or on_bad_update='drop'"
+        ) from None
+    if prepared is not None:
+        update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is
+    return Training(server_state, update)
+
+
+def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vectors:
+    """Return the message that is sent to the cohort with x."""
+    algorithm = state.algorithm
+    message = algorithm.broadcast(state.x, server_state, ctx)
+    names = [name for name in algorithm.down if name != "x"]
+    check_names(algorithm, "broadcast", message, names)
+    return {name: message[name] for name in names}  # a captured graph identifies vectors by their order
+
+
+async def server_step(state: FederatedState, sampled: SampledCohort, training: Training | None) -> RoundState | None:
+    """Apply the server's step; returns None if it fails and updates were not checked.
+
+    Without enough updates the round is abandoned and the model stays.
+    """
+    cohort = sampled.cohort
+    if training is None:
+        return _abandoned(state, cohort, torch.empty((2, 0), dtype=torch.float64, device=state.x.device))
+    update, report = training.update, training.update.report
+    if update.kept.ids.shape[0] < state.quorum(cohort):
+        return _abandoned(state, cohort, report)
+    try:
+        x, new = state.algorithm.server(state.x, training.server_state, update.sums, state.context(update.kept))
+    except Exception:
+        if state.policy.check_each:
             raise
-        return record
+        return None  # possibly because of a non-finite upload
+    check_names(state.algorithm, "server", new, state.server_state, some=True)
+    server_state = training.server_state | new
+    changed = [x, *(v for name, v in server_state.items() if v is not state.server_state[name])]
+    if state.policy.check_each:
+        (largest,) = await state.backend.read([_largest(changed)], now=True)
+        if not bool(largest.isfinite()):
+            if not state.policy.drop:
+                raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use smaller step sizes")
+            return _abandoned(state, cohort, report, changed)
+    return RoundState(x=x, server_state=server_state, update=update, report=report, changed=changed)
 
-    def _attempt(self, choice: SampledCohort, evaluate: bool) -> Steps[Outcome | None]:
-        """What the round leads to; None if something was not finite and nobody has looked at whose fault it is.
 
-        The device is given everything before anything is read, on the assumption that all will be finite.
-        """
-        algorithm, cohort, ctx = self.algorithm, choice.cohort, self._context(choice.cohort)
-        timing, visit = self._timing(choice), None
-        x, state, changed = self.x, self.state, [self.x]
-        if not cohort.ids.shape[0]:
-            report = torch.empty((2, 0), dtype=torch.float64, device=x.device)
-        else:
-            between, visit = yield from self._phases(cohort, ctx, timing)
-            if timing.late and visit.kept.W > 0 and algorithm.prepares(self.t):
-                # The late are left out as if not chosen, and so of the extra phase as well.
-                ids, weights = visit.kept.ids, visit.kept.weights * (ctx.W / visit.kept.W)
-                kept = Cohort.of(ids, weights, self.task.data)
-                between, visit = yield from self._phases(kept, self._context(kept), None)
-            report = visit.report
-            if visit.kept.ids.shape[0] < self._quorum(cohort):
-                visit = None
-        if visit is not None:
-            try:
-                of_kept = ctx if visit.kept is cohort else self._context(visit.kept)
-                x, new = algorithm.server(self.x, between, visit.sums, of_kept)
-            except Exception:
-                if self._careful:
-                    raise
-                return None  # perhaps because of what a client sent
-            expect(algorithm, "server", new, self.state, some=True)
-            state = between | new
-            changed = [x, *(v for name, v in state.items() if v is not self.state[name])]
-            if self._careful and not self._sound(bool((yield Read((_largest(changed),), now=True))[0].isfinite())):
-                x, visit = self.x, None
-        if visit is None:
-            state = self.state | algorithm.idle(self.x, self.state, ctx)
-        began = perf_counter()
-        measured = [(yield Evaluation(x))] if evaluate else []
-        evaluating = perf_counter() - began
-        # While the device works:
-        took_part = cohort.ids[:0] if visit is None else visit.kept.ids
-        remembered = self.chooser.after(choice, took_part, timing.seconds())
-        facts = self._facts(choice, timing, visit is None)
-        self.chooser.prefetch(self.t + 1)
-        largest, (sent, losses), *metrics = yield Read((_largest(changed), report, *measured))
-        if not (self._careful or (isfinite(largest) and isfinite(sent.sum()))):
-            return None
-        return Outcome(
-            x=x,
-            state=state,
-            visit=visit,
-            losses=losses,
-            facts=facts,
-            remembered=remembered,
-            metrics=dict(zip(self.evaluator.names, metrics[0].tolist(), strict=True)) if metrics else {},
-            evaluating=evaluating,
-        )
+def _abandoned(
+    state: FederatedState, cohort: Cohort, report: Tensor, changed: list[Tensor] | None = None
+) -> RoundState:
+    """Return the result of a round that leaves the model as it is."""
+    idle = state.algorithm.idle(state.x, state.server_state, state.context(cohort))
+    return RoundState(
+        x=state.x, server_state=state.server_state | idle, update=None, report=report, changed=changed or [state.x]
+    )
 
-    def _facts(self, choice: SampledCohort, timing: Timing, abandoned: bool) -> dict[str, Any]:
-        """What a record says beside the metrics."""
-        down, up = self.crew.traffic() or (self._bytes_down(choice), self._bytes_up(choice))
-        return {
-            "round": self.t + 1,
-            "cohort": choice.cohort.ids.tolist(),
-            "weights": choice.cohort.weights.tolist(),
-            "bytes_down": down,
-            "bytes_up": up,
-            "available": choice.available,
-            "short": choice.available < (self.m or 1),
-            "probed": choice.samples + self._evaluated(choice.cohort),
-            "late": timing.late + self.crew.late(),
-            "abandoned": abandoned,
-            "clock": None if self.clock is None else self.clock.now + timing.duration(),
-        }
 
-    def _sound(self, finite: bool) -> bool:
-        """Whether the server's new model and state are finite. Stops the run if it is not, if so told."""
-        if not finite and not self._forgiving:
-            raise DivergenceError(f"The server's step in round {self.t + 1} is not finite; use smaller step sizes")
-        return finite
+async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetrics:
+    """Evaluate the new model."""
+    began = perf_counter()
+    values = await state.backend.evaluate(new.x)
+    return QueuedMetrics(values, perf_counter() - began)
 
-    def _phases(self, cohort: Cohort, ctx: Context, timing: Timing | None) -> Steps[tuple[Vectors, CohortUpdate]]:
-        """The extra phase if there is one, the broadcast, and the local work: the server's state so far, the visit."""
-        algorithm, state = self.algorithm, self.state
-        errand = PhaseInput(
-            phase="prepare",
-            ctx=ctx,
-            lr=self._lr(self.t),
-            x=self.x,
-            msg={},
-            timing=timing,
-            careful=self._careful,
-            forgiving=self._forgiving,
-        )
-        prepared = None
-        try:
-            if algorithm.prepares(self.t):
-                prepared = yield from self.visitor.visit(cohort, errand)
-                if len(prepared.kept.ids) < self._quorum(cohort):
-                    return state, prepared
-                state = state | prepared.sums
-            msg = algorithm.broadcast(self.x, state, errand.ctx)
-            names = [name for name in algorithm.down if name != "x"]
-            expect(algorithm, "broadcast", msg, names)
-            in_order = {name: msg[name] for name in names}  # a recording knows vectors by their places
-            visit = yield from self.visitor.visit(cohort, errand._replace(phase="train", msg=in_order))
-        except NonFiniteUpdate as blame:
-            raise DivergenceError(
-                f"The update of client {blame.client} in round {self.t + 1} is not finite; use a smaller 'lr', "
-                "'clip', or on_bad_update='drop'"
-            ) from None
-        if prepared is not None:
-            visit.report[0] += prepared.report[0].sum()  # not finite if anything was not
-        return state, visit
 
-    def dry_run(self, cohort: Cohort, watch: Watch) -> None:
-        """Let a cohort do its local work under somebody's eyes. The run stays as it is."""
-        self.drive(self._phases(cohort, self._context(cohort), None), watch)
+async def read_results(state: FederatedState, new: RoundState, queued: QueuedMetrics | None) -> RoundResults:
+    """Read the results of the round from the device in one transfer."""
+    values = [] if queued is None else [queued.values]
+    largest, (sent, losses), *metrics = await state.backend.read([_largest(new.changed), new.report, *values])
+    return RoundResults(
+        losses=losses,
+        metrics=dict(zip(state.backend.evaluator.names, metrics[0].tolist(), strict=True)) if metrics else {},
+        finite=isfinite(largest) and isfinite(sent.sum()),
+    )
 
-    def gradient_estimate(self, cohort: Cohort) -> Tensor | None:
-        """What the server's state says of the gradient at x, after a round with such a cohort."""
-        K = float(self.task.steps(self.task.data.sizes[cohort.ids]).to(torch.float64).mean())
-        return self.algorithm.gradient_estimate(self.x, self.state, self._context(cohort), K)
 
-    def _evaluated(self, cohort: Cohort) -> int:
-        """Samples whose loss the cohort computes for its reports."""
-        asked = any(name != "loss" for name in self.chooser.selector.reports)
-        return int(self.task.data.sizes[cohort.ids].sum()) if asked else 0
+def commit(
+    state: FederatedState,
+    sampled: SampledCohort,
+    timing: RoundTiming,
+    new: RoundState,
+    results: RoundResults,
+    record: Record,
+) -> Record:
+    """Make the round's result the state of the run, completely or not at all."""
+    t, update = state.t, new.update
+    kept = sampled.cohort.ids[:0] if update is None else update.kept.ids
+    selection = state.sampler.next_state(sampled, kept, timing.seconds())
+    if update is not None and state.sampler.selector.reports:
+        selection = state.sampler.with_reports(selection, kept, _reports(state, kept, results.losses))
 
-    def _timing(self, choice: SampledCohort) -> Timing:
-        if self.clock is None:
-            return Timing(None, choice, None, None)
-        reports = self.chooser.selector.reports
-        traffic = Traffic(
-            down=client_down(self.algorithm, self.wire),
-            up=client_up(self.algorithm, self.t, len(reports), self.wire),
-            wire=self.wire,
-        )
-        asked = any(name != "loss" for name in reports)
-        return Timing(self.clock, choice, traffic, self.task.data.sizes if asked else None)
+    def write() -> None:
+        if update is not None:
+            state.clients.write(*update.states)
+            state.clients.note(update.kept.ids, t)
+        state.sampler.selection_state = selection
+        if state.clock is not None and record.clock is not None:
+            state.clock.now = record.clock
+        state.t, state.x, state.server_state = t + 1, new.x, new.server_state
+        if len(state.history) == t:
+            state.history.append(record)
 
-    def _quorum(self, cohort: Cohort) -> int:
-        """How many clients a round needs to count."""
-        if self.system is None:
-            return 1
-        return max(1, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
+    try:
+        write()
+    except KeyboardInterrupt:  # writing twice is harmless, so an interrupted commit is completed first
+        write()
+        raise
+    return record
 
-    def _reports(self, kept: Tensor, losses: Tensor) -> Vectors:
-        """What those who took part report to the selector."""
-        names = self.chooser.selector.reports
-        training = {"loss": losses} if "loss" in names else {}
-        at_start = self.crew.reports(self.x, kept, names)
-        return training | {name: as_sent(v, self.x) for name, v in at_start.items()}
 
-    def _bytes_down(self, choice: SampledCohort) -> int:
-        """x goes once to everyone asked or chosen, the rest of the message to those chosen."""
-        again = int(torch.isin(choice.cohort.ids, choice.holding).sum()) if len(choice.holding) else 0
-        vectors = len(choice.holding) - again
-        return len(choice.cohort.ids) * client_down(self.algorithm, self.wire) + vectors * self.wire.vector
+def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> None:
+    """Run local training for a cohort and call `observer` after every step, without changing the run."""
+    with torch.no_grad():
+        complete(_run_phases(state, cohort, None, observer))
 
-    def _bytes_up(self, choice: SampledCohort) -> int:
-        each = client_up(self.algorithm, self.t, len(self.chooser.selector.reports), self.wire)
-        asked = choice.numbers_up * self.wire.number + choice.vectors_up * self.wire.vector
-        return len(choice.cohort.ids) * each + asked
 
-    def snapshot(self, info: dict[str, Any], interrupted: bool) -> Snapshot:
-        """Everything there is to know, on the CPU."""
-        return Snapshot(
-            params=self.x.cpu(),
-            history=History(list(self.history)),
-            server_state={name: v.cpu() for name, v in self.state.items()},
-            clients=self.clients,
-            last=self.clients.last.clone(),
-            selection=self.chooser.to_dict(),
-            info=info,
-            interrupted=interrupted,
-        )
+def _reports(state: FederatedState, kept: Tensor, losses: Tensor) -> Vectors:
+    """Return what the kept clients report to the selector."""
+    names = state.sampler.selector.reports
+    training = {"loss": losses} if "loss" in names else {}
+    at_start = state.backend.reports(state.x, kept, names)
+    return training | {name: as_sent(v, state.x) for name, v in at_start.items()}
 
-    def collected(self, ids: list[int]) -> dict[int, Vectors]:
-        """The state of clients, wherever they live, on the first rank; nothing on the others."""
-        ways, found = [(i % self.ranks.size, 0) for i in ids], {i: Vectors() for i in ids}
-        for name in self.algorithm.client_state:
-            rows = {n: self.clients[i][name] for n, i in enumerate(ids) if ways[n][0] == self.ranks.rank}
-            for n, row in self.ranks.exchange(ways, rows, self.x.cpu()).items():
-                found[ids[n]][name] = row
-        return found if self.ranks.first else {}
 
-    def result(self, info: dict[str, Any], interrupted: bool) -> Result:
-        """The same for the caller, with the model."""
-        return Result(**vars(self.snapshot(info, interrupted)), _model=self.task.model.module_with(self.x))
+def _timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
+    if state.clock is None:
+        return RoundTiming(None, sampled, None, None)
+    reports = state.sampler.selector.reports
+    traffic = Traffic(
+        down=client_down(state.algorithm, state.wire),
+        up=client_up(state.algorithm, state.t, len(reports), state.wire),
+        wire=state.wire,
+    )
+    return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
 
-    def restore(self, result: Snapshot) -> None:
-        """Continue where `result` ends."""
-        device = self.task.model.device
-        self.t, self.x = len(result.history), result.params.to(device)
-        self.history = History(list(result.history))
-        self.state = {name: v.to(device) for name, v in result.server_state.items()}
-        self.clients.restore(result.clients, result.last)
-        self.chooser.restore(result.selection, self.clients.last)
-        if self.clock is not None and self.t:
-            self.clock.now = self.history[-1].clock or 0.0
 
-    def _context(self, cohort: Cohort) -> Context:
-        lr = self._on_device(self._lr(self.t))
-        return Context(t=self.t, lr=lr, N=len(self.task.data), S=cohort.ids.shape[0], W=cohort.W)
+def describe_round(
+    state: FederatedState, sampled: SampledCohort, timing: RoundTiming, new: RoundState
+) -> dict[str, Any]:
+    """Return the fields of the round's record that are not metrics."""
+    cohort = sampled.cohort
+    down, up = state.backend.traffic((_bytes_down(state, sampled), _bytes_up(state, sampled)))
+    reported = _evaluates_data(state.sampler.selector.reports)
+    return {
+        "round": state.t + 1,
+        "cohort": cohort.ids.tolist(),
+        "weights": cohort.weights.tolist(),
+        "bytes_down": down,
+        "bytes_up": up,
+        "available": sampled.available,
+        "short": sampled.available < (state.m or 1),
+        "probed": sampled.samples + (int(state.task.data.sizes[cohort.ids].sum()) if reported else 0),
+        "late": timing.late + state.backend.late(),
+        "abandoned": new.update is None,
+        "clock": None if state.clock is None else state.clock.now + timing.duration(),
+    }
 
-    def _on_device(self, lr: float) -> Tensor:
-        """The step size as a tensor, kept for as long as it stays."""
-        if self._step_size is None or self._step_size[0] != lr:
-            self._step_size = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
-        return self._step_size[1]
+
+def _evaluates_data(reports: Any) -> bool:
+    """Whether clients evaluate their data for these reports; the training loss needs no extra evaluation."""
+    return any(name != "loss" for name in reports)
+
+
+def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
+    """x is sent once to every probed or sampled client, the rest of the message to sampled ones."""
+    ids, has_model = sampled.cohort.ids, sampled.has_model
+    again = int(torch.isin(ids, has_model).sum()) if len(has_model) else 0
+    vectors = len(has_model) - again
+    return len(ids) * client_down(state.algorithm, state.wire) + vectors * state.wire.vector
+
+
+def _bytes_up(state: FederatedState, sampled: SampledCohort) -> int:
+    each = client_up(state.algorithm, state.t, len(state.sampler.selector.reports), state.wire)
+    probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
+    return len(sampled.cohort.ids) * each + probes
 
 
 def _largest(vectors: list[Tensor]) -> Tensor:
-    """The largest absolute value in any of them, float64; not finite if anything in them is not."""
-    return largest_of([v.flatten() for v in vectors]).to(torch.float64)
+    """Return the largest absolute value of all vectors, float64; non-finite if any value is."""
+    return max_abs([v.flatten() for v in vectors]).to(torch.float64)

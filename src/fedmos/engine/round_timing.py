@@ -1,4 +1,4 @@
-"""How long a round takes on the simulated clock, and who is too late for it."""
+"""The duration of a round on the simulated clock, and the clients that miss its deadline."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .cohort import SampledCohort
 from .cost import Wire
 from .job import Phase
-from .sampling import SampledCohort
 from .simulated_clock import Clock
 
 
@@ -22,62 +22,72 @@ class Traffic(NamedTuple):
     wire: Wire
 
 
-class Timing:
-    """The clients of one round; without a clock everyone is in time."""
+class RoundTiming:
+    """The times of one round's clients; without a clock, every client is in time."""
 
     def __init__(
-        self, clock: Clock | None, choice: SampledCohort, traffic: Traffic | None, losses: Tensor | None
+        self, clock: Clock | None, sampled: SampledCohort, traffic: Traffic | None, evaluated: Tensor | None
     ) -> None:
-        """`losses`: how many samples each client of the federation evaluates for what it reports; None for none."""
-        self._clock, self._choice, self._traffic, self._losses = clock, choice, traffic, losses
-        self._samples: dict[int, int] = defaultdict(int)
+        """`evaluated`: by client of the federation, the samples it evaluates for its reports; None for none."""
+        self._clock, self._sampled, self._traffic, self._evaluated = clock, sampled, traffic, evaluated
+        self._prepared: dict[int, int] = defaultdict(int)
+        """By client, the per-sample gradients of the extra phase."""
         self._seconds: list[Tensor] = []
         self.late: list[int] = []
 
     @property
     def clocked(self) -> bool:
+        """Whether there is a simulated clock."""
         return self._clock is not None
 
-    def admits(self, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor:
-        """(M,): who is done with a phase, in which each computed gradients of so many samples, before the deadline."""
-        if self._clock is None or phase == "prepare":
+    def in_time(self, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor | None:
+        """Return which clients finish before the deadline, (M,); None without a clock.
+
+        Args:
+            phase: The phase. Only the training phase has a deadline.
+            ids: The clients.
+            samples: The number of per-sample gradients that each client computed in the phase.
+        """
+        if self._clock is None:
+            return None
+        if phase == "prepare":
             return torch.ones(len(ids), dtype=torch.bool)
         return ~self._clock.late(self._needed(ids, samples))
 
     def record(self, phase: Phase, ids: Tensor, samples: Tensor) -> None:
-        """Remember what clients did in a phase."""
+        """Record the work of clients in a phase."""
         if self._clock is None:
             return
         if phase == "prepare":
             for i, n in zip(ids.tolist(), samples.tolist(), strict=True):
-                self._samples[i] += n
+                self._prepared[i] += n
             return
         seconds = self._needed(ids, samples)
         self._seconds.append(seconds)
         self.late += ids[self._clock.late(seconds)].tolist()
 
     def _needed(self, ids: Tensor, samples: Tensor) -> Tensor:
-        """Seconds from a client's receiving x to its sending an update."""
+        """Return the seconds from receiving x to sending the update, for each client."""
         assert self._clock is not None
         assert self._traffic is not None
-        before = torch.tensor([self._samples[i] for i in ids.tolist()], dtype=torch.float64)
-        down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._choice.holding)
-        losses = torch.zeros_like(ids) if self._losses is None else self._losses[ids]
-        return self._clock.seconds(ids, down, self._traffic.up, before + samples, losses)
+        before = torch.tensor([self._prepared[i] for i in ids.tolist()], dtype=torch.float64)
+        down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._sampled.has_model)
+        evaluated = torch.zeros_like(ids) if self._evaluated is None else self._evaluated[ids]
+        return self._clock.seconds(ids, down, self._traffic.up, before + samples, evaluated)
 
     def seconds(self) -> Tensor | None:
-        """What each client of the cohort needed."""
+        """Return the seconds that each client of the cohort needed."""
         return torch.cat(self._seconds) if self._seconds else None
 
     def duration(self) -> float:
-        """How long the round lasts: first those asked answer, then the cohort works."""
+        """Return the duration of the round: first the probes are answered, then the cohort trains."""
         if self._clock is None or self._traffic is None:
             return 0.0
         seconds, wire = self.seconds(), self._traffic.wire
         total = 0.0 if seconds is None else self._clock.duration(seconds)
-        for question in self._choice.asked:
-            up = wire.vector if question.gradients else wire.number
-            none = torch.zeros_like(question.samples)
-            work = (question.samples, none) if question.gradients else (none, question.samples)
-            total += float(self._clock.seconds(question.ids, wire.vector * question.first, up, *work).max())
+        for probe in self._sampled.probes:
+            up = wire.vector if probe.gradients else wire.number
+            none = torch.zeros_like(probe.samples)
+            work = (probe.samples, none) if probe.gradients else (none, probe.samples)
+            total += float(self._clock.seconds(probe.ids, wire.vector * probe.receives_model, up, *work).max())
         return total

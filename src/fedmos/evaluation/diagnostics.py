@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,13 +11,12 @@ from torch import Tensor
 from ..core.callback import Callback
 from ..core.history import Record
 from ..core.validation import count, require
+from ..engine.cohort import Cohort
 from ..engine.gradients import LocalGradient
-from ..engine.sampling import Cohort
+from ..engine.inference import client_losses, evaluation_mode, samples_at_once
+from ..engine.round import dry_run
+from ..engine.state import FederatedState
 from ..rng import Purpose, stream, uniform
-from .metrics import client_losses, evaluation, samples_at_once
-
-if TYPE_CHECKING:
-    from ..engine.round import FederatedState
 
 _SAMPLES = 8192
 
@@ -31,7 +29,7 @@ MEASURES = {
     "alignment": "mean cosine between a client's update and the server's last step",
     "descent": "cosine between the server's last step and −∇f",
     "momentum_deviation": "‖m̃ − ∇f‖² / ‖∇f‖², the server's momentum against everyone's gradient (GHBM, Lemmas 4.5-4.7)",
-    "selection_skew": "ρ: the cohort's mean loss over everyone's (Power-of-SampledCohort, F* = 0)",
+    "selection_skew": "ρ: the cohort's mean loss over everyone's (Power-of-Choice, F* = 0)",
 }
 """What is measured, in words."""
 
@@ -109,7 +107,7 @@ def _rehearsed(simulation: FederatedState, ids: Tensor, weights: Tensor) -> tupl
             own = gradient.unrows(gradient.full(gradient.start(x)), M)
             gradients.update(zip(who, own.to(torch.float64), strict=True))
 
-    simulation.dry_run(Cohort.of(ids, weights, simulation.task.data), watch)
+    dry_run(simulation, Cohort.of(ids, weights, simulation.task.data), watch)
     order = ids.tolist()
     return torch.stack([updates[i] for i in order]), torch.stack([gradients[i] for i in order]), away / max(1, steps)
 
@@ -125,7 +123,7 @@ def _everyones_gradient(simulation: FederatedState) -> Tensor:
         entries = torch.searchsorted(share.cumsum(0), points, right=True).clamp(max=len(share) - 1)
         share = torch.full((_SAMPLES,), 1 / _SAMPLES, dtype=torch.float64)
     total = task.weight_decay * x.to(torch.float64)
-    with evaluation(task):
+    with evaluation_mode(task):
         width = max(1, samples_at_once(task, x) // 4)
         for some, w in zip(entries.split(width), share.split(width), strict=True):
             inputs, targets = task.samples(some.to(x.device))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,13 @@ from torch.nn.utils.rnn import pad_sequence
 from ..core.losses import per_sample
 from ..data.federated import FederatedData
 from ..engine.graphs import Graphs
+from ..engine.inference import SAMPLES_AT_ONCE, evaluation_mode, samples_at_once
 from ..engine.program import Compiled
 from ..engine.ranks import Ranks
 from ..engine.task import Task
+from .measurable import has_classes, measurable
+from .per_client import client_accuracy
 
-_SAMPLES_AT_ONCE = 1024
-_SCORES_AT_ONCE = 2**26
 _RECORDED = 64
 """An evaluation of at most so many batches is recorded as one CUDA graph."""
 _MUCH_FEWER = 0.8
@@ -66,7 +67,7 @@ class Evaluator:
 
     def __call__(self, xs: Tensor) -> Tensor:
         if self._at_once is None:
-            with evaluation(self._task), torch.no_grad():
+            with evaluation_mode(self._task), torch.no_grad():
                 self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
         if self._graphs is None or self._samples.shape[1] > _RECORDED * self._at_once:
             parts = self._measure(xs)
@@ -83,9 +84,13 @@ class Evaluator:
         found = [some.sum(0) for some in (parts[:train], parts[train:]) if len(some)]
         return torch.cat(found, dim=1) if found else parts.new_empty((len(xs), 0))
 
+    def client_accuracy(self, x: Tensor) -> dict[str, Any] | None:
+        """Return the distribution of the accuracy of x over clients; see `client_accuracy`."""
+        return client_accuracy(self._task, x)
+
     def _divided(self, n: int) -> int:
         """Into how many parts n samples are divided."""
-        return -(n // -(self._at_once or _SAMPLES_AT_ONCE))
+        return -(n // -(self._at_once or SAMPLES_AT_ONCE))
 
     def _measure(self, xs: Tensor) -> Tensor:
         """(parts, R, 1 or 2): what every part of the training samples, then of the tests, adds to the metrics.
@@ -93,7 +98,7 @@ class Evaluator:
         Of several ranks, each does every so many of the parts.
         """
         data, device = self._task.data, xs.device
-        with evaluation(self._task), torch.no_grad():
+        with evaluation_mode(self._task), torch.no_grad():
             sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if self._samples.numel() else []
             if data.test is not None:
                 n = len(data.test[1])
@@ -165,74 +170,3 @@ def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
     for row, index, weight in zip(table, indices, weights, strict=True):
         row.index_add_(0, torch.searchsorted(samples, index), weight)
     return samples[None], table
-
-
-def measurable(task: Task) -> list[str]:
-    """The metrics that can be measured of a task."""
-    with evaluation(task), torch.no_grad():
-        inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
-        kinds = ["loss", *(["accuracy"] if has_classes(task.model(task.model.initial(), inputs), targets) else [])]
-    tests = [] if task.data.test is None else ["test_loss", *kinds[1:]]
-    return [f"train_{kind}" for kind in kinds] + tests
-
-
-def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Each client's mean loss and mean squared loss at x over the named samples of its data, in evaluation mode."""
-    owner = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(part) for part in positions]))
-    entries = task.data.offsets[ids][owner] + torch.cat(list(positions))
-    sums = torch.zeros(2, len(ids), dtype=torch.float64)
-    with evaluation(task):
-        for part in torch.arange(len(entries)).split(samples_at_once(task, x)):
-            inputs, targets = task.samples(entries[part].to(x.device))
-            outputs = task.model(x, task.model.laid_out(inputs))
-            losses = task.loss.each_or_loop(outputs, targets).to("cpu", torch.float64)
-            sums.index_add_(1, owner[part], torch.stack([losses, losses**2]))
-    mean, squared = sums / torch.tensor([len(part) for part in positions])
-    return mean, squared
-
-
-def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
-    """(N,): the share of each client's own training samples that x gets right; None where there are no classes."""
-    if "train_accuracy" not in measurable(task):
-        return None
-    owner = torch.repeat_interleave(torch.arange(len(task.data)), task.data.sizes)
-    hits = torch.zeros(len(task.data), dtype=torch.float64)
-    with evaluation(task), torch.no_grad():
-        for part in torch.arange(len(owner)).split(samples_at_once(task, x)):
-            inputs, targets = task.samples(part.to(x.device))
-            outputs = task.model(x, task.model.laid_out(inputs))
-            right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
-            hits.index_add_(0, owner[part], right.cpu())
-    return hits / task.data.sizes
-
-
-def samples_at_once(task: Task, x: Tensor) -> int:
-    """How many samples to evaluate together: fewer where each has many scores, as of all words at all positions."""
-    most = _SAMPLES_AT_ONCE * (1 if x.device.type == "cpu" else 8)
-    inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=x.device))
-    return max(1, min(most, _SCORES_AT_ONCE // task.model(x, inputs).numel()))
-
-
-@contextmanager
-def evaluation(task: Task) -> Iterator[None]:
-    """The model in evaluation mode, for a while."""
-    module = task.model.module
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
-
-
-def has_classes(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether outputs are scores of classes, on axis 1 as in PyTorch, and targets class numbers.
-
-    Outputs (B, classes, …) go with targets (B, …).
-    """
-    return (
-        not targets.is_floating_point()
-        and outputs.ndim == targets.ndim + 1
-        and outputs.shape[1] > 1
-        and outputs.shape[2:] == targets.shape[1:]
-    )

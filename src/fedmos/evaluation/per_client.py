@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..core.losses import per_sample
+from ..engine.inference import evaluation_mode, samples_at_once
 from ..engine.task import Task
-from .metrics import client_accuracies
+from .measurable import measurable
 
 _MOST = 201
 """Points of the distribution that a run keeps, however many clients there are."""
@@ -23,9 +26,24 @@ def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
     if accuracies is None:
         return {}
     ascending = accuracies.sort().values
-    shown = torch.linspace(0, len(ascending) - 1, min(_MOST, len(ascending)), dtype=torch.float64).round().long()
+    points = torch.linspace(0, len(ascending) - 1, min(_MOST, len(ascending)), dtype=torch.float64).round().long()
     return {
         "mean": float(ascending.mean()),
         "worst_tenth": float(ascending[: -(len(ascending) // -10)].mean()),
-        "sorted": ascending[shown].tolist(),
+        "sorted": ascending[points].tolist(),
     }
+
+
+def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
+    """(N,): the share of each client's own training samples that x gets right; None where there are no classes."""
+    if "train_accuracy" not in measurable(task):
+        return None
+    owner = torch.repeat_interleave(torch.arange(len(task.data)), task.data.sizes)
+    hits = torch.zeros(len(task.data), dtype=torch.float64)
+    with evaluation_mode(task), torch.no_grad():
+        for part in torch.arange(len(owner)).split(samples_at_once(task, x)):
+            inputs, targets = task.samples(part.to(x.device))
+            outputs = task.model(x, task.model.laid_out(inputs))
+            right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
+            hits.index_add_(0, owner[part], right.cpu())
+    return hits / task.data.sizes

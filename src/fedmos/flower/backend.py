@@ -1,4 +1,4 @@
-"""The clients of a deployment, as the engine's crew."""
+"""The clients of a Flower deployment as a backend of the engine."""
 
 from __future__ import annotations
 
@@ -9,209 +9,255 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from ..algorithm import Algorithm, Vectors
-from ..engine.job import Job, JobResult
-from ..engine.local_backend import ExecutionPlan, LocalBackend, UnresponsiveClients
-from ..engine.local_update import Watch
-from ..engine.ranks import Ranks
+from ..algorithm import Vectors
+from ..engine.aggregation import (
+    Division,
+    PartialUpdate,
+    all_positions,
+    block_width,
+    phase_rules,
+    total,
+    upload_factors,
+)
+from ..engine.backend import CohortUpdate, PhaseInput, StepObserver, UnresponsiveClients, UpdatePolicy
+from ..engine.client_store import ClientStore
+from ..engine.cohort import Cohort
+from ..engine.job import JobResult
 from ..engine.task import Task
-from ..evaluation.metrics import Evaluator, measurable
+from ..engine.work_queue import read_values
+from ..evaluation.measurable import measurable
+from ..evaluation.metrics import Evaluator
+from ..run.backends import BackendSetting
 from . import wire
 from .reply_collector import Replies, ReplyCollector
 
 
 class ReplyPolicy(NamedTuple):
-    """What replies are held to."""
+    """The conditions that replies must meet."""
 
     run: str
     deadline: float
     """Seconds for each request."""
     norm_bound: float | None
     reports: Sequence[str]
-    """What the selector wants reported."""
+    """The reports that the selector declares."""
     train_metrics: bool
 
 
 class Reply(NamedTuple):
-    """What a client sent, on the CPU."""
+    """The content of a client's reply, on the CPU."""
 
     vectors: Vectors
     numbers: Vectors
 
 
-class FlowerBackend(LocalBackend):
-    """Asks clients to do what a crew at hand would do."""
+class _Request(NamedTuple):
+    """A request to several clients, which receive x with it if they do not have it."""
 
-    remote = True
+    kind: str
+    headers: Mapping[int, Mapping[str, Any]]
+    """By client."""
+    x: Tensor
+    msg: Vectors
+    vectors: Sequence[str]
+    """The names of the vectors that a reply must have."""
+    numbers: Sequence[str]
+    dtype: torch.dtype
+    """The dtype of the numbers."""
+    counted: bool = True
+    """Whether the bytes are part of the run's communication."""
 
-    def __init__(
-        self, task: Task, algorithm: Algorithm, plan: ExecutionPlan, collector: ReplyCollector, policy: ReplyPolicy
-    ) -> None:
-        super().__init__(task, algorithm, plan)
-        self._collector, self._policy = collector, policy
+
+class FlowerBackend:
+    """Asks the clients of a deployment to do the clients' part; see `fedmos.engine.backend.Backend`.
+
+    Clients store their own state. A client that does not answer, or whose reply is refused, is left out of the round.
+    """
+
+    def __init__(self, given: BackendSetting, collector: ReplyCollector, reply_policy: ReplyPolicy) -> None:
+        self._task, self._algorithm, self._plan = given.task, given.algorithm, given.plan
+        self._collector, self._reply_policy = collector, reply_policy
+        self.clients = ClientStore({}, len(given.task.data))
+        self.clock = None
+        self.policy = UpdatePolicy(check_each=True, drop=True)
+        self.evaluator = _DeploymentEvaluator(self._task, self._train_metrics if reply_policy.train_metrics else None)
         self._round = -1
-        self._holding: set[int] = set()
+        self._has_model: set[int] = set()
         """Clients that have received this round's x."""
         self._answers: dict[Any, dict[int, Tensor]] = {}
-        """What clients answered to the selector's questions in this round."""
+        """The answers of clients to the selector's probes in this round."""
         self._reports: dict[int, Vectors] = {}
         self._late: set[int] = set()
 
-    def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
-        """All at once."""
-        return (ids,)
-
-    def do(self, job: Job, watch: Watch | None = None) -> JobResult:
-        assert watch is None
-        self._enter(job.ctx.t)
-        prepare = job.phase == "prepare"
-        kind, names = (wire.PREPARE, self.algorithm.prepare_up) if prepare else (wire.TRAIN, self.algorithm.up)
-        reports = [] if prepare else list(self._policy.reports)
-        headers = {
-            i: {
-                "lr": job.lr[0],
-                "N": job.ctx.N,
-                "S": job.ctx.S,
-                "W": job.W[0],
-                "p": float(self.task.data.importance[i]),
-                "last": last,
-                "width": job.width,
-                "reports": ",".join(reports),
-                "keep": prepare,
-            }
-            for i, last in zip(job.ids.tolist(), job.last.tolist(), strict=True)
+    async def run_phase(self, cohort: Cohort, given: PhaseInput, observer: StepObserver | None = None) -> CohortUpdate:
+        if observer is not None:
+            raise ValueError("Cannot observe local steps because clients are remote")
+        self._enter_round(given.ctx.t)
+        S, rules = len(cohort.ids), phase_rules(self._algorithm, given.phase)
+        width = block_width(S, self._plan, given.x.device, 1)
+        partial = PartialUpdate(Division(S, width, [0] * -(S // -width), all_positions(S), ()), rules, given.x)
+        result = self._train(cohort, given)
+        finite = result.report[0].cpu().isfinite()
+        factors = {
+            name: upload_factors(self._task, rule, cohort.ids, cohort.weights) for name, (_, rule) in rules.items()
         }
-        answers = self._ask(kind, headers, job.x, job.msg, names, reports)
-        self._late |= answers.late
-        self._reports |= {i: reply.numbers for i, reply in answers.accepted.items()}
-        place = {i: row for row, i in enumerate(job.ids.tolist())}
-        D, report = self.task.model.size, torch.full((2, len(job.ids)), torch.nan, dtype=torch.float64)
-        uploads = {name: torch.zeros((len(job.ids), D), dtype=job.x.dtype) for name in names}
-        for i, reply in answers.accepted.items():
-            report[0, place[i]] = 0  # finite: it was looked at
+        partial.add(all_positions(S), factors, result, all_positions(S), finite)
+        kept, report, W = cohort, partial.report(), None
+        if not bool(finite.all()):
+            kept, W = Cohort.of(cohort.ids[finite], cohort.weights[finite], self._task.data), given.ctx.W
+            report = report[:, finite.nonzero().flatten().to(report.device)]
+        sums = total(partial.sums(), rules, kept.weights, W)
+        return CohortUpdate(sums=sums, kept=kept, states=(kept.ids, {}), report=report)
+
+    def _train(self, cohort: Cohort, given: PhaseInput) -> JobResult:
+        """Ask the clients for their uploads; those that fail are marked as non-finite in the report."""
+        prepare = given.phase == "prepare"
+        kind, names = (wire.PREPARE, self._algorithm.prepare_up) if prepare else (wire.TRAIN, self._algorithm.up)
+        reports = [] if prepare else list(self._reply_policy.reports)
+        headers = self._headers(cohort, given, reports)
+        dtype = self._task.model.dtype
+        replies = self._ask(_Request(kind, headers, given.x, given.msg, names, reports, dtype))
+        self._late |= replies.late
+        self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
+        position = {i: row for row, i in enumerate(cohort.ids.tolist())}
+        D, report = self._task.model.size, torch.full((2, len(cohort.ids)), torch.nan, dtype=torch.float64)
+        uploads = {name: torch.zeros((len(cohort.ids), D), dtype=given.x.dtype) for name in names}
+        for i, reply in replies.accepted.items():
+            report[0, position[i]] = 0  # the reply is validated: all its values are finite
             if "loss" in reply.numbers:
-                report[1, place[i]] = reply.numbers["loss"][0]
+                report[1, position[i]] = reply.numbers["loss"][0]
             for name, v in reply.vectors.items():
-                uploads[name][place[i]] = v
-        device = job.x.device
+                uploads[name][position[i]] = v
+        device = given.x.device
         return JobResult(
             uploads={name: v.to(device) for name, v in uploads.items()},
             own={},
             sums={},
             report=report.to(device),
-            samples=lambda: torch.zeros_like(job.ids),
+            samples=lambda: torch.zeros_like(cohort.ids),
         )
 
+    def _headers(self, cohort: Cohort, given: PhaseInput, reports: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """Return the header of each client's request."""
+        last = self.clients.last[cohort.ids].tolist()
+        return {
+            i: {
+                "lr": given.lr,
+                "N": given.ctx.N,
+                "S": given.ctx.S,
+                "W": given.ctx.W,
+                "p": float(self._task.data.importance[i]),
+                "last": t,
+                "width": cohort.max_samples,
+                "reports": ",".join(reports),
+                "keep": given.phase == "prepare",
+            }
+            for i, t in zip(cohort.ids.tolist(), last, strict=True)
+        }
+
+    async def evaluate(self, x: Tensor) -> Tensor:
+        return self.evaluator(x[None])[0]
+
+    async def read(self, values: Sequence[Tensor], now: bool = False) -> list[Tensor]:
+        return read_values([values])[0]
+
     def losses(self, x: Tensor, t: int, ids: Tensor, batch: bool) -> Tensor:
-        header = {"batch": batch, "keep": True}
-        found = self._answered(wire.LOSSES, header, x, t, ids, (), ["loss"], lambda reply: reply.numbers["loss"][0])
-        return torch.stack(found).to(torch.float64)
+        headers = {i: {"batch": batch, "keep": True} for i in ids.tolist()}
+        request = _Request(wire.LOSSES, headers, x, {}, (), ["loss"], self._task.model.dtype)
+        losses = self._probe(request, t, ids, (wire.LOSSES, batch), lambda reply: reply.numbers["loss"][0])
+        return torch.stack(losses).to(torch.float64)
 
     def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
-        def vector(reply: Reply) -> Tensor:
-            return reply.vectors["gradient"]
-
-        return torch.stack(self._answered(wire.GRADIENTS, {"keep": True}, x, t, ids, ["gradient"], [], vector)).to(x)
+        headers = {i: {"keep": True} for i in ids.tolist()}
+        request = _Request(wire.GRADIENTS, headers, x, {}, ["gradient"], (), self._task.model.dtype)
+        return torch.stack(self._probe(request, t, ids, wire.GRADIENTS, lambda reply: reply.vectors["gradient"])).to(x)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
-        """As they came with the updates."""
+        """Return the reports that came with the updates."""
         wanted = [name for name in names if name != "loss"]
         found = {name: [self._reports[i][name][0] for i in ids.tolist()] for name in wanted}
         return {name: torch.stack(v).to(torch.float64) for name, v in found.items() if v}
 
-    def traffic(self) -> tuple[int, int]:
+    def traffic(self, declared: tuple[int, int]) -> tuple[int, int]:
+        """Return the measured bytes of vectors and numbers."""
         return self._collector.take_traffic()
 
     def late(self) -> list[int]:
         return sorted(self._late)
 
-    def evaluator(self, ranks: Ranks) -> Evaluator:
-        return _RemoteEvaluator(self.task, self._train_metrics if self._policy.train_metrics else None)
-
     def _train_metrics(self, x: Tensor, names: list[str]) -> Tensor:
-        """Σ p_i · metric_i over the clients that answer, their p_i scaled to sum to one."""
-        headers: dict[int, dict[str, Any]] = {i: {} for i in range(len(self.task.data))}
-        answers = self._ask(wire.EVALUATE, headers, x, {}, (), names, torch.float64, counted=False)
-        if not answers.accepted:
+        """Return Σ p_i · metric_i over the clients that answer, with p_i scaled to sum to one."""
+        headers: dict[int, dict[str, Any]] = {i: {} for i in range(len(self._task.data))}
+        replies = self._ask(_Request(wire.EVALUATE, headers, x, {}, (), names, torch.float64, counted=False))
+        if not replies.accepted:
             return torch.full((len(names),), torch.nan, dtype=torch.float64)
-        ids = sorted(answers.accepted)
-        p = self.task.data.importance[ids]
-        table = torch.stack([torch.cat([answers.accepted[i].numbers[name] for name in names]) for i in ids])
+        ids = sorted(replies.accepted)
+        p = self._task.data.importance[ids]
+        table = torch.stack([torch.cat([replies.accepted[i].numbers[name] for name in names]) for i in ids])
         return (p / p.sum()) @ table
 
-    def _enter(self, t: int) -> None:
+    def _enter_round(self, t: int) -> None:
         if t != self._round:
             self._round = t
-            self._holding, self._answers, self._reports, self._late = set(), {}, {}, set()
+            self._has_model, self._answers, self._reports, self._late = set(), {}, {}, set()
 
-    def _answered(
-        self,
-        kind: str,
-        header: Mapping[str, Any],
-        x: Tensor,
-        t: int,
-        ids: Tensor,
-        vectors: Sequence[str],
-        numbers: Sequence[str],
-        part: Callable[[Reply], Tensor],
-    ) -> list[Tensor]:
-        """What each client answers; asked once in a round, however often a selector begins anew."""
-        self._enter(t)
-        known = self._answers.setdefault((kind, tuple(header.items())), {})
-        headers = {i: header for i in ids.tolist() if i not in known}
-        answers = self._ask(kind, headers, x, {}, vectors, numbers)
-        known |= {i: part(reply) for i, reply in answers.accepted.items()}
-        if answers.refused or answers.late:
-            raise UnresponsiveClients(torch.tensor(sorted(answers.refused | answers.late)))
+    def _probe(self, request: _Request, t: int, ids: Tensor, key: Any, part: Callable[[Reply], Tensor]) -> list[Tensor]:
+        """Return each client's answer. A client is asked once per round, even if the selector starts again."""
+        self._enter_round(t)
+        known = self._answers.setdefault(key, {})
+        headers = {i: header for i, header in request.headers.items() if i not in known}
+        replies = self._ask(request._replace(headers=headers))
+        known |= {i: part(reply) for i, reply in replies.accepted.items()}
+        if replies.refused or replies.late:
+            raise UnresponsiveClients(torch.tensor(sorted(replies.refused | replies.late)))
         return [known[i] for i in ids.tolist()]
 
-    def _ask(
-        self,
-        kind: str,
-        headers: Mapping[int, Mapping[str, Any]],
-        x: Tensor,
-        msg: Vectors,
-        vectors: Sequence[str],
-        numbers: Sequence[str],
-        dtype: torch.dtype | None = None,
-        counted: bool = True,
-    ) -> Replies[Reply]:
-        """Send x, to those who do not hold it, with what goes with it; replies of these vectors and numbers."""
-        model, policy, t = self.task.model, self._policy, self._round
-        kept = self._holding if counted else set()
-        rest = wire.pack(msg)
-        whole = wire.pack({"x": x} | msg)
+    def _ask(self, request: _Request) -> Replies[Reply]:
+        """Send a request and collect the validated replies."""
+        policy, t, x, msg = self._reply_policy, self._round, request.x, request.msg
+        has_model = self._has_model if request.counted else set()
+        rest, whole = wire.pack(msg), wire.pack({"x": x} | msg)
+        messages = {
+            i: wire.compose(
+                {"run": policy.run, "round": t, "client": i} | dict(header), rest if i in has_model else whole
+            )
+            for i, header in request.headers.items()
+        }
 
         def validate_reply(client: int, content: RecordDict) -> Reply:
-            said = wire.header_up(kind, content)
-            samples = int(self.task.data.sizes[client])
-            wire.check_equal(said, run=policy.run, round=t, client=client, samples=samples)
-            reply = Reply(
-                wire.vectors_in(content, dict.fromkeys(vectors, (model.size,)), model.dtype),
-                wire.numbers_in(content, dict.fromkeys(numbers, (1,)), dtype or model.dtype),
-            )
-            wire.check_finite(reply.vectors, policy.norm_bound)
-            wire.check_finite(reply.numbers)
-            return reply
+            return self._validate_reply(request, client, content)
 
-        requests = {
-            i: wire.compose({"run": policy.run, "round": t, "client": i} | dict(header), rest if i in kept else whole)
-            for i, header in headers.items()
-        }
-        answers = self._collector.collect(kind, requests, validate_reply, policy.deadline, counted)
-        if counted and any(header.get("keep") for header in headers.values()):
-            self._holding |= set(answers.accepted)
-        return answers
+        replies = self._collector.collect(request.kind, messages, validate_reply, policy.deadline, request.counted)
+        if request.counted and any(header.get("keep") for header in request.headers.values()):
+            self._has_model |= set(replies.accepted)
+        return replies
+
+    def _validate_reply(self, request: _Request, client: int, content: RecordDict) -> Reply:
+        """Check a reply against the request; raises `wire.RefusedError` if it cannot be used."""
+        model, policy = self._task.model, self._reply_policy
+        header = wire.header_up(request.kind, content)
+        samples = int(self._task.data.sizes[client])
+        wire.check_equal(header, run=policy.run, round=self._round, client=client, samples=samples)
+        reply = Reply(
+            wire.vectors_in(content, dict.fromkeys(request.vectors, (model.size,)), model.dtype),
+            wire.numbers_in(content, dict.fromkeys(request.numbers, (1,)), request.dtype),
+        )
+        wire.check_finite(reply.vectors, policy.norm_bound)
+        wire.check_finite(reply.numbers)
+        return reply
 
 
-class _RemoteEvaluator(Evaluator):
-    """On the server's test set, and by asking clients."""
+class _DeploymentEvaluator(Evaluator):
+    """Evaluates on the server's test set and, with `ask`, on the clients' training data."""
 
     def __init__(self, task: Task, ask: Callable[[Tensor, list[str]], Tensor] | None) -> None:
         super().__init__([task], train=False)
         self._ask = ask
         self._asked = [] if ask is None else [name for name in measurable(task) if name.startswith("train_")]
         self.names = self._asked + self.names
+
+    def client_accuracy(self, x: Tensor) -> None:
+        """Return None: the server cannot read the clients' data."""
 
     def __call__(self, xs: Tensor) -> Tensor:
         tested = super().__call__(xs)

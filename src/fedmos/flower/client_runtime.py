@@ -16,11 +16,13 @@ from ..algorithm import Vectors
 from ..core.formatting import format_value
 from ..core.precision import arithmetic
 from ..data.federated import FederatedData
+from ..engine.client_store import ClientStore
 from ..engine.declaration import check_declaration, shapes
 from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
 from ..engine.sampling import cohort_size
+from ..engine.state import initial_client_state
 from ..engine.task import on_device
 from ..evaluation.metrics import Evaluator
 from ..rng import signed
@@ -110,9 +112,9 @@ class ClientRuntime:
         reports = _parse_reports(header["reports"])
         x, msg = self._receive(header, content, () if phase == "prepare" else self.algorithm.down)
         t, last, folder = header["round"], header["last"], self._folder(header)
-        state = folder.load_state(last, self._initial_state(x))
+        state = folder.load_state(last, initial_client_state(self.algorithm, self.model.initial()))
         backend = self._backend(header["p"])
-        result = backend.do(self._make_job(phase, header, x, msg, state))
+        result = backend.executor.execute(self._make_job(phase, header, x, msg, state))
         if not bool(result.report[0, 0].isfinite()):
             raise ValueError(f"The update of client {self.name} in round {t + 1} is not finite")
         numbers = {name: v.to(x.dtype) for name, v in backend.reports(x, _ONLY_CLIENT, reports).items()}
@@ -160,17 +162,12 @@ class ClientRuntime:
             self._folder(header).save_model(header["round"], x)
         return x, received
 
-    def _initial_state(self, x: Tensor) -> Vectors:
-        """The client's state before its first round: zero, where the algorithm does not initialise it."""
-        initialised = self.algorithm.init(self.model.initial())
-        return {name: initialised.get(name, torch.zeros_like(x)) for name in self.algorithm.client_state}
-
     def _folder(self, header: Mapping[str, Any]) -> ClientFolder:
         return ClientFolder(self._root, self.name, header["run"])
 
     def _backend(self, importance: float = 1.0) -> LocalBackend:
         data = replace(self._task.data, importance=torch.tensor([importance], dtype=torch.float64))
-        return LocalBackend(replace(self._task, data=data), self.algorithm, self._plan)
+        return LocalBackend(replace(self._task, data=data), self.algorithm, self._plan, clients=ClientStore({}, 1))
 
 
 def _client_number(client: str, names: Sequence[str]) -> int:

@@ -13,14 +13,12 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from ..algorithm import Algorithm
 from ..core.callback import Callback
 from ..core.flat_model import FlatModel
 from ..core.history import Record
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
-from ..engine.local_backend import ExecutionPlan
-from ..engine.task import Task
+from ..run.backends import BackendSetting
 from ..run.preflight import find_device
 from ..run.result import Result
 from ..run.run import Run
@@ -85,8 +83,8 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     data = _server_data(deployment, collector.registry, test)
     policy = _reply_policy(deployment, manifest.run)
 
-    def make_backend(task: Task, algorithm: Algorithm, plan: ExecutionPlan) -> FlowerBackend:
-        return FlowerBackend(task, algorithm, plan, collector, policy)
+    def make_backend(setting: BackendSetting) -> FlowerBackend:
+        return FlowerBackend(setting, collector, policy)
 
     manifest = DeploymentManifest(manifest.run, data.sizes.tolist())
     served = replace(

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..algorithm import Algorithm
 from ..core.callback import Callback
 from ..core.history import History, Record, reached
 from ..core.precision import arithmetic
+from ..engine.backend import complete
 from ..engine.declaration import check_declaration
-from ..engine.execution_plan import choose_plan, override, resumed_plan
-from ..engine.local_backend import ExecutionPlan, LocalBackend
+from ..engine.execution_plan import ExecutionPlan, choose_plan, override, resumed_plan
+from ..engine.local_backend import LocalBackend
 from ..engine.malloc import keep_memory
 from ..engine.ranks import Ranks, join
-from ..engine.round import DivergenceError, FederatedState, Steps
+from ..engine.round import DivergenceError, play_round
 from ..engine.sampling import cohort_size
+from ..engine.state import FederatedState
 from ..engine.task import DeviceCache, Task, on_device
 from ..evaluation.diagnostics import Diagnostics
-from ..evaluation.metrics import measurable
-from ..evaluation.per_client import client_accuracy
+from ..evaluation.measurable import measurable
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
+from .backends import BackendFactory, BackendSetting, local_backend
 from .build import build_task
 from .callbacks import Progress
 from .info import describe_run
@@ -38,9 +39,6 @@ from .spec import RunSpec
 _log = logging.getLogger("fedmos")
 
 
-MakeBackend = Callable[[Task, Algorithm, ExecutionPlan], LocalBackend]
-
-
 class Run:
     """One run: `begin`, then a round after another while `steps` gives any, then `end`. `play` is all of it."""
 
@@ -49,7 +47,7 @@ class Run:
         spec: RunSpec,
         *,
         device_cache: DeviceCache | None = None,
-        make_backend: MakeBackend = LocalBackend,
+        make_backend: BackendFactory = local_backend,
     ) -> None:
         """Build everything that the run needs, or continue from the newest checkpoint of its folder.
 
@@ -72,12 +70,12 @@ class Run:
             self._folder = spec.out if isinstance(spec.out, RunFolder) else RunFolder(spec.out)
         try:
             earlier = None if spec.out is None else self._load_checkpoint(Path(spec.out))
-            self.simulation = self._make_simulation(earlier, make_backend)
+            self.state = self._make_state(earlier, make_backend)
         except BaseException:
             self.close()
             raise
-        self._before = self.simulation.x
-        self._saved = None if earlier is None or earlier.interrupted else self.simulation.t
+        self._before = self.state.x
+        self._saved = None if earlier is None or earlier.interrupted else self.state.t
 
     def _load_checkpoint(self, out: Path) -> Snapshot | None:
         """Find the checkpoint to continue from, on rank 0; other ranks read the one that it has found."""
@@ -99,36 +97,34 @@ class Run:
             return found
         return Checkpoints(out / "checkpoints").read(number)
 
-    def _make_simulation(self, earlier: Snapshot | None, make_backend: MakeBackend) -> FederatedState:
+    def _make_state(self, earlier: Snapshot | None, make_backend: BackendFactory) -> FederatedState:
         """Choose the execution plan, and build the run's state or restore it."""
         spec, ranks = self.spec, self.ranks
         with arithmetic(spec.precision):
-            plan = ranks.on_rank0(lambda: self._plan(earlier))
+            plan = ExecutionPlan(**ranks.on_rank0(lambda: asdict(self._plan(earlier))))
         on_cpu = self.task.model.device.type == "cpu"
-        apart = ranks.size > 1 and on_cpu if earlier is None else earlier.info.get("apart", False)
-        plan = replace(plan, apart=apart)
-        self.info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.why}
-        self.info |= {"apart": True} if apart else {}
+        blockwise = ranks.size > 1 and on_cpu if earlier is None else earlier.info.get("apart", False)
+        plan = replace(plan, blockwise=blockwise)
+        self.info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.reason}
+        self.info |= {"apart": True} if blockwise else {}
         if earlier is not None:
             kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
             self.info |= {key: earlier.info[key] for key in kept if key in earlier.info}
         self.task = replace(self.task, compiled=plan.compiled)
-        simulation = FederatedState(
+        scratch = None if self._folder is None else self._folder.path
+        setting = BackendSetting(self.task, spec.algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
+        state = FederatedState(
             task=self.task,
             algorithm=spec.algorithm,
             selector=spec.selection,
-            plan=plan,
+            backend=make_backend(setting),
             lr_decay=spec.lr_decay,
-            on_bad_update=spec.on_bad_update,
             availability=spec.availability,
             system=spec.system,
-            scratch=None if self._folder is None else self._folder.path,
-            ranks=ranks,
-            make_backend=make_backend,
         )
         if earlier is not None:
-            simulation.restore(earlier)
-        return simulation
+            state.restore(earlier)
+        return state
 
     def _plan(self, earlier: Snapshot | None) -> ExecutionPlan:
         """The execution plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
@@ -148,19 +144,18 @@ class Run:
     def play(self) -> Result:
         """The whole run."""
         if Progress.wanted() and self.ranks.first:
-            self.watchers.append(Progress(type(self.simulation.algorithm).__name__))
+            self.watchers.append(Progress(type(self.state.algorithm).__name__))
         with closing(self), arithmetic(self.task.model.precision):
             self.begin()
-            first = self.simulation.t
+            first = self.state.t
             try:
-                while (steps := self.steps()) is not None:
+                while not self.is_complete():
                     try:
-                        with repeatable(self.task) if self.simulation.t == first else nullcontext():
-                            record = self.simulation.drive(steps)
+                        with repeatable(self.task) if self.state.t == first else nullcontext(), torch.no_grad():
+                            record = complete(self.next_round())
                     except torch.OutOfMemoryError:
-                        if self.simulation.crew.plan.chunk == 1 or self.ranks.size > 1:
+                        if not self._halve_chunks():
                             raise
-                        self._narrow()
                         continue
                     self.after(record)
                 return self.end()
@@ -174,32 +169,37 @@ class Run:
                 error.result = self.result(interrupted=True)
                 raise
 
-    def _narrow(self) -> None:
-        """Out of memory: fewer clients side by side from now on. The round that failed has left no trace."""
-        plan = self.simulation.crew.plan
-        self.simulation.crew.narrow()
-        self.info |= {"chunk": self.simulation.crew.plan.chunk, "narrowed": "out of memory; bits may differ"}
-        _log.warning("Out of memory: going on with chunks of %d instead of %d clients", self.info["chunk"], plan.chunk)
+    def _halve_chunks(self) -> bool:
+        """Train fewer clients side by side after running out of memory; False if that is not possible.
+
+        The round that failed has not changed the state.
+        """
+        backend = self.state.backend
+        if not isinstance(backend, LocalBackend) or backend.executor.plan.chunk == 1 or self.ranks.size > 1:
+            return False
+        before = backend.executor.plan.chunk
+        backend.executor.halve_chunks()
+        self.info |= {"chunk": backend.executor.plan.chunk, "narrowed": "out of memory; bits may differ"}
+        _log.warning("Out of memory: continuing with chunks of %d instead of %d clients", self.info["chunk"], before)
+        return True
 
     def begin(self) -> None:
         def start() -> None:
             if self._folder is not None:
-                self._folder.begin(self.info, self.simulation.history, self.spec.checkpoint_every)
+                self._folder.begin(self.info, self.state.history, self.spec.checkpoint_every)
             for watcher in self.watchers:
-                watcher.on_start(self.rounds, self.simulation.t)
+                watcher.on_start(self.rounds, self.state.t)
 
         self.ranks.on_rank0(start)
 
-    def steps(self) -> Steps[Record] | None:
-        """The next round, or None if there is none."""
-        simulation = self.simulation
-        if self._over():
-            return None
-        t = simulation.t + 1
-        return simulation.steps(evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
+    def next_round(self) -> Coroutine[Any, Any, Record]:
+        """Return the coroutine of the next round."""
+        t = self.state.t + 1
+        return play_round(self.state, evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
 
-    def _over(self) -> bool:
-        return _over(self.simulation.history, self.rounds, self._target)
+    def is_complete(self) -> bool:
+        """Whether all rounds are played or the target is reached."""
+        return _over(self.state.history, self.rounds, self._target)
 
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
@@ -213,45 +213,46 @@ class Run:
         """With what diagnostics add to it, if there are any."""
         for watcher in self.watchers:
             if isinstance(watcher, Diagnostics):
-                record = watcher.diagnosed(record, self.simulation, self._before)
-                self.simulation.history.amend(record)
-        self._before = self.simulation.x
+                record = watcher.diagnosed(record, self.state, self._before)
+                self.state.history.amend(record)
+        self._before = self.state.x
         return record
 
     def _noted(self, record: Record) -> bool:
         """Write the round down and tell everyone; whether it is time for a checkpoint."""
         if self._folder is not None:
-            self._folder.note(self.simulation.history)
+            self._folder.note(self.state.history)
         for watcher in self.watchers:
             watcher.on_round(record)
-        return self._folder is not None and not self._over() and self._folder.due(self.simulation.t)
+        return self._folder is not None and not self.is_complete() and self._folder.due(self.state.t)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
-        if self.spec.out is None or (self._saved == self.simulation.t and not interrupted):
+        if self.spec.out is None or (self._saved == self.state.t and not interrupted):
             return
-        folder, simulation = self._folder, self.simulation
-        snapshot, changed = simulation.snapshot(self.info, interrupted), simulation.clients.changed
+        folder, state = self._folder, self.state
+        snapshot, changed = state.snapshot(self.info, interrupted), state.clients.changed
         if self.ranks.size > 1:
             needed = self.ranks.broadcast([] if folder is None else folder.checkpoints.needed(changed))
-            snapshot.clients = simulation.collected(needed)
-        final = not interrupted and self._over()
+            snapshot.clients = state.collect_clients(needed, self.ranks)
+        final = not interrupted and self.is_complete()
         self.ranks.on_rank0(lambda: None if folder is None else folder.save(snapshot, changed, final))
         changed.clear()
-        self._saved = simulation.t
+        self._saved = state.t
         if folder is not None:
             self.info["checkpoints"] = folder.cost
 
     def result(self, interrupted: bool = False) -> Result:
         if self.task.compiled:
             self.info["compile_seconds"] = round(self.task.program.seconds, 1)
-        return self.simulation.result(self.info, interrupted)
+        snapshot = self.state.snapshot(self.info, interrupted)
+        return Result(**vars(snapshot), _model=self.task.model.module_with(self.state.x))
 
     def end(self, interrupted: bool = False) -> Result:
-        at_hand = not self.simulation.crew.remote
-        if self.spec.out is not None and at_hand and not interrupted and "client_accuracy" not in self.info:
-            of_x = self.ranks.on_rank0(lambda: client_accuracy(self.task, self.simulation.x))
-            self.info["client_accuracy"], self._saved = of_x, None
+        if self.spec.out is not None and not interrupted and "client_accuracy" not in self.info:
+            accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.x))
+            if accuracy is not None:
+                self.info["client_accuracy"], self._saved = accuracy, None
         self._save(interrupted)
         final = self.result(interrupted)
         self.ranks.on_rank0(lambda: self._ended(final))

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 _BLOCK = 2**22
-SCRATCH = "fedmos-clients-"
-"""What the names of folders begin with that hold clients' state for the duration of a run."""
 
 
 class StorageError(OSError):

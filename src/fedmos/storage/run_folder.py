@@ -14,12 +14,13 @@ from time import perf_counter
 from typing import Any
 
 from ..core.history import History
+from ..engine.client_store import SCRATCH
 from ..engine.snapshot import Snapshot
 from . import toml
 from .checkpoint import Checkpoints
 from .checkpoint_schedule import CheckpointSchedule, Every
 from .environment import environment
-from .files import SCRATCH, Lines, explained, replace_file
+from .files import Lines, explained, replace_file
 from .lock import Lock
 from .segments import encode_record
 

@@ -16,15 +16,18 @@ from ...core.flat_model import FlatModel
 from ...core.losses import Loss, LossFunction
 from ...core.validation import Rule, count, integer, none, positive, require
 from ...data.federated import FederatedData
+from ...engine.client_store import ClientStore
+from ...engine.cohort import Cohort
 from ...engine.execution_plan import choose_plan
 from ...engine.gradients import LocalGradient
-from ...engine.round import FederatedState
-from ...engine.sampling import Cohort
+from ...engine.inference import evaluation_mode
+from ...engine.local_backend import LocalBackend
+from ...engine.round import dry_run
+from ...engine.state import FederatedState, initial_client_state
 from ...engine.task import Task, on_device
 from ...rng import Purpose, choose, stream
 from ...run.preflight import check_fit
 from ...selection import Full
-from ..metrics import evaluation
 
 _NUMBERS_AT_ONCE = 2**24
 """Per-sample gradients are held in chunks of so many numbers."""
@@ -41,7 +44,7 @@ class Heterogeneity:
     """How many clients were looked at."""
     sigma2: float
     """σ²: max_i E‖g_i(ξ) − ∇f_i‖², the variance of a mini-batch gradient (FedMoS Assumption 2, FedCM's σ_l² in its
-    Assumption 4, GHBM 4.1, Power-of-SampledCohort 3.3)."""
+    Assumption 4, GHBM 4.1, Power-of-Choice 3.3)."""
     zeta2: float
     """ζ²: max_i ‖∇f_i − ∇f‖² with ∇f = Σ p_i ∇f_i (FedMoS Assumption 3, which prints the norm without its square)."""
     sigma_g2: float
@@ -51,7 +54,7 @@ class Heterogeneity:
     gradient2: float
     """‖∇f‖², which FedCM's Assumption 3 bounds by its own G²."""
     second_moment: float
-    """max_i E‖g_i(ξ)‖², which Power-of-SampledCohort's Assumption 3.4 bounds by its own G²."""
+    """max_i E‖g_i(ξ)‖², which Power-of-Choice's Assumption 3.4 bounds by its own G²."""
     dissimilarity: float
     """Σ p_i ‖∇f_i‖² / ‖∇f‖²: FedProx's B², one where clients agree."""
     drift: float | None
@@ -144,7 +147,7 @@ def _gradients(task: Task, ids: Tensor) -> tuple[Tensor, Tensor]:
     per_sample = vmap(grad(one), in_dims=(None, 0, 0))
     own, squares = [], []
     at_once = max(1, _NUMBERS_AT_ONCE // model.size)
-    with evaluation(task):
+    with evaluation_mode(task):
         for i in ids.tolist():
             first, last = int(task.data.offsets[i]), int(task.data.offsets[i + 1])
             total, square = torch.zeros(model.size, dtype=torch.float64, device=x.device), 0.0
@@ -192,11 +195,13 @@ def _measures(
 def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]:
     """FedCM's and GHBM's ε in the first round, over clients `ids`."""
     K = task.local_steps or 1
-    run = FederatedState(task=task, algorithm=algorithm, selector=Full(), plan=choose_plan("auto", task, len(ids)))
+    clients = ClientStore(initial_client_state(algorithm, task.model.initial()), len(task.data))
+    backend = LocalBackend(task, algorithm, choose_plan("auto", task, len(ids)), clients=clients)
+    run = FederatedState(task=task, algorithm=algorithm, selector=Full(), backend=backend)
     task.model.module.train()
     # The shadow: everyone's gradient at one common point, averaged, step by step.
     shadow = [run.x]
-    own = [run.crew.gradient(chunk, run.t) for chunk in run.crew.chunks(ids)]
+    own = [backend.executor.gradient(chunk, run.t) for chunk in backend.executor.chunks(ids)]
     for k in range(K):
         mean = torch.zeros_like(run.x)
         for gradient in own:
@@ -209,6 +214,6 @@ def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]
         away[0] += float(((y - run.x) ** 2).sum())
         away[1] += float(((y_next - shadow[k + 1]) ** 2).sum())
 
-    run.dry_run(Cohort.of(ids, task.data.importance[ids], task.data), watch)
+    dry_run(run, Cohort.of(ids, task.data.importance[ids], task.data), watch)
     drift, apart = (away / (len(ids) * K)).tolist()
     return drift, apart

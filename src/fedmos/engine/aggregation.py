@@ -1,0 +1,178 @@
+"""Aggregation of uploads: block by block, in an order that depends neither on chunks nor on ranks.
+
+A cohort is divided into blocks of consecutive clients. Uploads are summed within each block in ascending order of
+clients, and then the sums of the blocks in order. On a CPU a block is an eighth of the cohort, rounded up, whatever the
+number of ranks, so the bits do not depend on it. On a GPU, which sums a chunk at once, a block is a chunk or a rank's
+share of the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Reduce, Vectors
+from .execution_plan import ExecutionPlan
+from .job import JobResult, Phase
+from .task import Task
+
+_BLOCKS = 8
+
+Sums = list[Tensor]
+"""The sums of an algorithm's rules, in the order of their names."""
+
+
+class Division(NamedTuple):
+    """A cohort of S clients in blocks of consecutive positions."""
+
+    S: int
+    width: int
+    """Clients per block; the last block may have fewer."""
+    owner: list[int]
+    """By block, the rank that computes it."""
+    mine: Tensor
+    """Positions in the cohort that this rank computes."""
+    costs: Sequence[float]
+    """By block, the number of local steps; empty where a single process computes all blocks."""
+
+    def block_of(self, positions: Tensor) -> int | None:
+        """Return the block that consists of exactly these positions; None if there is none."""
+        S, b = self.S, self.width
+        if positions.shape[0] == S:
+            return 0 if b >= S else None
+        first, M = int(positions[0]), len(positions)
+        whole = first % b == 0 and min(b, S - first) == M and int(positions[-1]) == first + M - 1
+        return first // b if whole else None
+
+
+@lru_cache(maxsize=64)
+def all_positions(S: int) -> Tensor:
+    """Return 0 … S−1. The tensor is shared: do not write to it."""
+    return torch.arange(S)
+
+
+def block_width(S: int, plan: ExecutionPlan, device: torch.device, ranks: int) -> int:
+    """Return the number of clients per block of a cohort of S."""
+    if device.type == "cpu":
+        # Vectorised kernels for a single client round differently, so a block has at least two.
+        return max(1 if plan.engine == "loop" else 2, -(S // -_BLOCKS))
+    return min(plan.chunk, -(S // -ranks))
+
+
+def phase_rules(algorithm: Algorithm, phase: Phase) -> Reduce:
+    """Return the declared sums of a phase."""
+    return algorithm.reduce if phase == "train" else algorithm.prepare_reduce
+
+
+def upload_factors(task: Task, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
+    """Return the factor of each client's upload in a sum, (M,), float64."""
+    if rule == "p":
+        return task.data.importance[ids]
+    return weights / task.steps(task.data.sizes[ids]) if rule == "avg/K" else weights
+
+
+class PartialUpdate:
+    """The part of a cohort's update that this process computes: sums by block, reports, and new client state."""
+
+    def __init__(self, division: Division, rules: Reduce, x: Tensor, rank: int = 0) -> None:
+        self.division, self.rules, self.x = division, rules, x
+        self.seconds = 0.0
+        """The time that training took here."""
+        self.states: list[tuple[Tensor, Vectors]] = []
+        """By chunk, the positions of accepted clients and their new state."""
+        self._sums: dict[int, Vectors] = {n: {} for n, owner in enumerate(division.owner) if owner == rank}
+        self._reports: list[Tensor] = []
+        self._samples: list[Tensor] = []
+
+    def add(
+        self, positions: Tensor, factors: Vectors, result: JobResult, samples: Tensor, accepted: Tensor | None
+    ) -> None:
+        """Add the result of one chunk. `accepted` selects the clients whose uploads count; None selects all."""
+        whole = accepted is None or bool(accepted.all())
+        rows = slice(None) if accepted is None or whole else accepted.nonzero().flatten().to(self.x.device)
+        self._samples.append(samples)
+        self._reports.append(result.report)
+        self.states.append((select(positions, accepted), {name: v[rows].clone() for name, v in result.own.items()}))
+        block = self.division.block_of(positions) if result.sums and whole else None
+        for name, (upload, _) in self.rules.items():
+            if block is not None:
+                self._sums[block][name] = result.sums[name]
+            else:
+                blocks = select(positions, accepted) // self.division.width
+                _add_rows(self._sums, name, blocks, select(factors[name], accepted), result.uploads[upload][rows])
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that this process computes."""
+        return list(self._sums)
+
+    def sums(self) -> dict[int, Sums]:
+        """Return the sums by block."""
+        return {block: in_order(found, self.rules, self.x) for block, found in self._sums.items()}
+
+    def report(self) -> Tensor:
+        """Return the reports of the clients computed here, (2, M)."""
+        return concat(self._reports, dim=1) if self._reports else self.x.new_empty((2, 0), dtype=torch.float64)
+
+    def samples(self) -> Tensor:
+        """Return the number of per-sample gradients that each client computed here, (M,)."""
+        return concat(self._samples) if self._samples else self.division.mine
+
+
+def total(sums: Mapping[int, Sums], rules: Reduce, weights: Tensor, W: float | None) -> Vectors:
+    """Add the sums of all blocks in order and normalise them.
+
+    Args:
+        sums: By block.
+        rules: The declared sums.
+        weights: The weights of the kept clients.
+        W: Σ weights of the cohort if clients were left out, whose weights then go to the others; None otherwise.
+    """
+    vectors = sums[0]
+    for block in range(1, len(sums)):
+        vectors = [v + w for v, w in zip(vectors, sums[block], strict=True)]
+    scales = [_scale(rule, weights, W) for _, rule in rules.values()]
+    return {name: v if s == 1 else s * v for name, v, s in zip(rules, vectors, scales, strict=True)}
+
+
+def _scale(rule: str, weights: Tensor, W: float | None) -> float:
+    """Return the factor of a sum. Where clients were left out, the weights of the others are scaled up to W."""
+    if rule == "p" or (rule == "w" and W is None):
+        return 1.0
+    left = sum(weights.tolist())
+    mean = 1 / left if left else 0.0
+    return mean if W is None or rule != "w" else W * mean
+
+
+def _add_rows(sums: Mapping[int, Vectors], name: str, blocks: Tensor, factors: Tensor, rows: Tensor) -> None:
+    """Add factor · row to the sum of the row's block: one row after another, so that all engines round alike."""
+    for block, factor, row in zip(blocks.tolist(), factors.tolist(), rows, strict=True):
+        found = sums[block]
+        found[name] = found[name] + factor * row if name in found else factor * row
+
+
+def in_order(sums: Vectors, names: Iterable[str], x: Tensor) -> Sums:
+    """Return the sums in the order of `names`; zeros for a sum without uploads."""
+    return [sums[name] if name in sums else torch.zeros_like(x) for name in names]
+
+
+# A mask of None selects every client. Most rounds leave no client out, and each tensor operation costs microseconds.
+
+
+def select(v: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the rows of v that the mask selects."""
+    return v if mask is None else v[mask]
+
+
+def both(mask: Tensor | None, other: Tensor) -> Tensor:
+    """Return the conjunction of two masks."""
+    return other if mask is None else mask & other
+
+
+def concat(parts: list[Tensor], dim: int = 0) -> Tensor:
+    """Concatenate tensors, without a copy where there is only one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=dim)

@@ -1,0 +1,245 @@
+"""Execution of jobs: local training of a chunk of clients, as the execution plan says."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientContext, Vectors
+from .backend import StepObserver
+from .batched import Batched
+from .batches import Chunk
+from .execution_plan import ExecutionPlan
+from .gradients import Call, LocalGradient, samples_taken
+from .graphs import Graphs
+from .job import Job, JobResult, Numbers, Phase, expand_runs, pack, pad_job, unpack
+from .local_update import local_update
+from .loop import Loop
+from .task import Task
+
+
+class Outputs(NamedTuple):
+    """As `JobResult`, always with a leading axis for merged runs in `sums` and `report`."""
+
+    uploads: Vectors
+    own: Vectors
+    sums: Vectors
+    report: Tensor
+
+
+class JobExecutor:
+    """Executes jobs for one task and algorithm."""
+
+    def __init__(self, task: Task, algorithm: Algorithm, plan: ExecutionPlan) -> None:
+        self.task, self.algorithm, self.plan = task, algorithm, plan
+        self._kind: type[LocalGradient] = Loop if plan.engine == "loop" else Batched
+        self._graphs = Graphs(task.model.device) if plan.cuda_graph else None
+        self._calls: dict[Any, list[Call]] = {}
+        self.context_reads: dict[Phase, set[str]] = {}
+        """By captured phase, the Python numbers of the context that the algorithm read: {"S"} or nothing."""
+
+    def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
+        """Split clients into chunks that train together."""
+        if ids.shape[0] <= self.plan.chunk:
+            return (ids,)
+        parts: tuple[Tensor, ...] = ids.split(self.plan.chunk)
+        return parts
+
+    def halve_chunks(self) -> None:
+        """Halve the chunk size and free the memory of captured graphs."""
+        self.plan = replace(self.plan, chunk=max(1, self.plan.chunk // 2))
+        if self._graphs is not None:
+            self._graphs = Graphs(self.task.model.device)
+            torch.cuda.empty_cache()
+
+    def gradient(self, ids: Tensor, t: int) -> LocalGradient:
+        """Return the gradient object of one chunk."""
+        return self._kind(self.task, Chunk.of(self.task, ids), t)
+
+    @torch.no_grad()
+    def execute(self, job: Job, observer: StepObserver | None = None) -> JobResult:
+        """Train the job's clients, or run their extra phase."""
+        ids, M, width = job.ids, job.ids.shape[0], job.width
+        steps = self.task.local_steps or int(self.task.steps(self.task.data.sizes[ids].max()))
+        if observer is None:
+            width = self._padded_width(width)
+            job = self.pad(job)
+        key = (job.phase, job.runs, job.ids.shape[0], width, steps, self.captured_size(job))
+
+        def body(numbers: Tensor, x: Tensor, *vectors: Tensor) -> Outputs:
+            msg = dict(zip(job.msg, vectors[: len(job.msg)], strict=True))
+            own = dict(zip(job.own, vectors[len(job.msg) :], strict=True))
+            given = job._replace(x=x, msg=msg, own=own)
+            outputs, self._calls[key] = self._run(given, numbers, width, steps, observer)
+            return outputs
+
+        numbers, vectors = pack(job), (job.x, *job.msg.values(), *job.own.values())
+        if self._graphs is None or observer is not None:
+            outputs = body(numbers.to(job.x.device), *vectors)
+        else:
+            outputs = self._graphs.run(key, body, numbers, *vectors)
+            # The next replay overwrites the outputs of this one.
+            outputs = outputs._replace(
+                sums={name: v.clone() for name, v in outputs.sums.items()}, report=outputs.report.clone()
+            )
+        sums, report = outputs.sums, outputs.report
+        if job.runs == 1:
+            sums, report = {name: v[0] for name, v in sums.items()}, report[0, :, :M]
+        return JobResult(
+            uploads=_first_rows(outputs.uploads, M),
+            own=_first_rows(outputs.own, M),
+            sums=sums,
+            report=report,
+            samples=lambda: samples_taken(self.task, self._calls[key], self.task.data.sizes[ids]),
+        )
+
+    def captured_size(self, job: Job) -> int | None:
+        """Return the cohort size S that a captured graph depends on; None where the algorithm does not read it."""
+        known = self._graphs is not None and job.phase in self.context_reads
+        return None if known and "S" not in self.context_reads[job.phase] else job.ctx.S
+
+    def pad(self, job: Job) -> Job:
+        """Pad the job with clients of weight zero to one of few sizes, where a new shape costs a compilation."""
+        M = job.ids.shape[0]
+        if job.runs > 1:
+            return job
+        if M == 1 < min(job.ctx.S, self.plan.chunk) and self.task.model.device.type == "cpu":
+            return pad_job(job, 2)  # CPU kernels for one client differ from those for several, and round differently
+        if not self.plan.fixed_shapes:
+            return job
+        return pad_job(job, min(_round_up(M), max(M, self.plan.chunk)))
+
+    def _padded_width(self, width: int) -> int:
+        """Round the number of sample columns up to one of few sizes, where a new shape costs a compilation."""
+        if not self.plan.fixed_shapes:
+            return width
+        most = self.task.most_samples
+        return most if most <= 64 else min(1 << (width - 1).bit_length(), most)
+
+    def _run(
+        self, job: Job, packed: Tensor, width: int, steps: int, observer: StepObserver | None
+    ) -> tuple[Outputs, list[Call]]:
+        """Run the job's phase. Numbers of the job are read from `packed`, which is on the device."""
+        x = expand_runs(job, job.x)
+        numbers = unpack(job, packed, x.dtype)
+        self.task.model.module.train()
+        captured = self._graphs is not None and observer is None
+        grad = self._gradient(job, numbers, width, steps, captured)
+        c = self._context(job, numbers, x, grad, captured)
+        algorithm = with_fields(self.algorithm, numbers.fields)
+        own: Vectors
+        if job.phase == "prepare":
+            uploads, own = algorithm.prepare(c, grad), {}
+            check_names(self.algorithm, "prepare", uploads, self.algorithm.prepare_up)
+        else:
+            uploads, own = local_update(algorithm, c, grad, observer)
+            check_names(self.algorithm, "finish", uploads, self.algorithm.up)
+            check_names(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
+        uploads, own = ({n: grad.unrows(v, len(job.ids)) for n, v in vs.items()} for vs in (uploads, own))
+        return Outputs(uploads, own, self._sums(job, numbers, uploads, x), _report(job, uploads, own, grad)), grad.calls
+
+    def _gradient(self, job: Job, numbers: Numbers, width: int, steps: int, captured: bool) -> LocalGradient:
+        offsets, sizes, _ = self.task.tables
+        ids, parallel = numbers.ids, max(job.ctx.S * job.runs, self.plan.chunk)
+        chunk = Chunk(ids, offsets[ids], sizes[ids], width, steps, parallel)
+        t: Any = numbers.t if captured else job.ctx.t
+        return self._kind(self.task, chunk, t)
+
+    def _context(self, job: Job, numbers: Numbers, x: Tensor, grad: LocalGradient, captured: bool) -> ClientContext:
+        """Build the clients' context. In a captured graph, the round and Σw are tensors; elsewhere Python numbers."""
+        ctx, (_, _, importance) = job.ctx, self.task.tables
+        t: Any = numbers.t if captured else ctx.t
+        W: Any = numbers.W if captured or len(job.W) > 1 else ctx.W
+        return _RecordingContext(
+            reads=self.context_reads.setdefault(job.phase, set()),
+            t=t,
+            lr=numbers.lr,
+            N=ctx.N,
+            S=ctx.S,
+            W=W,
+            x=x,
+            msg={name: expand_runs(job, v) for name, v in job.msg.items()},
+            own={name: grad.rows(v) for name, v in job.own.items()},
+            K=grad.rows(grad.batches.K[:, None].to(x)),
+            p=grad.rows(importance[numbers.ids, None].to(x)),
+            last=grad.rows(numbers.last),
+        )
+
+    def _sums(self, job: Job, numbers: Numbers, uploads: Vectors, x: Tensor) -> Vectors:
+        """Sum the uploads of a whole chunk on a GPU. On a CPU, the aggregation adds row by row."""
+        if x.device.type == "cpu":
+            return {}
+        rules = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
+        parts = {name: uploads[upload].reshape(job.runs, -1, x.shape[-1]) for name, (upload, _) in rules.items()}
+        return {name: _weighted_sum(v, parts[name]) for name, v in numbers.factors.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RecordingContext(ClientContext):
+    """Records whether the algorithm reads S, a Python number that a captured graph cannot change."""
+
+    reads: set[str]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "S":
+            self.reads.add(name)
+        return super().__getattribute__(name)
+
+
+def _report(job: Job, uploads: Vectors, own: Vectors, grad: LocalGradient) -> Tensor:
+    """(runs, 2, M), float64: the largest absolute value that each client sends or keeps, and its training loss."""
+    largest = max_abs([*uploads.values(), *own.values()] or [job.x.new_zeros(len(job.ids), 1)])
+    each = [v.to(torch.float64).view(job.runs, -1) for v in (largest, grad.reported())]
+    return torch.stack(each, dim=1)
+
+
+def max_abs(vectors: Sequence[Tensor]) -> Tensor:
+    """Return the largest absolute value along the last axis over all vectors; non-finite if any value is."""
+
+    def of(v: Tensor) -> Tensor:
+        if v.device.type == "cpu":  # where the norm takes ten times as long
+            return torch.maximum(v.amax(-1), -v.amin(-1))
+        norm: Tensor = torch.linalg.vector_norm(v, torch.inf, dim=-1)
+        return norm
+
+    return reduce(torch.maximum, map(of, vectors))
+
+
+def _first_rows(vectors: Vectors, M: int) -> Vectors:
+    return {name: v[:M] if v.shape[0] > M else v for name, v in vectors.items()}
+
+
+def _weighted_sum(factors: Tensor, uploads: Tensor) -> Tensor:
+    """(runs, D): Σ factor · upload over each run's clients."""
+    return (factors.view(len(uploads), 1, -1) @ uploads)[:, 0]
+
+
+def check_names(algorithm: Algorithm, method: str, got: Vectors, names: Any, some: bool = False) -> None:
+    """Check that a method returned exactly the declared names or, with `some`, a subset of them."""
+    if not (all(name in names for name in got) and (some or all(name in got for name in names))):
+        raise ValueError(
+            f"{type(algorithm).__name__}: '{method}' must return {'some of ' if some else ''}"
+            f"{', '.join(names) or 'nothing'}, got {', '.join(got) or 'nothing'}"
+        )
+
+
+def _round_up(n: int) -> int:
+    """Return n, or the next number with three leading bits: few shapes for many sizes."""
+    step = 1 << max(0, n.bit_length() - 3)
+    return -(n // -step) * step
+
+
+def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:
+    """Return the algorithm with a column of values, one per client, for each of these fields."""
+    if not fields:
+        return algorithm
+    changed = copy.copy(algorithm)
+    for name, column in fields.items():
+        object.__setattr__(changed, name, column)
+    return changed

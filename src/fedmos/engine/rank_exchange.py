@@ -1,0 +1,145 @@
+"""What the ranks of a run exchange in a round: client state, sums, reports.
+
+The state of client i is stored by rank i mod size. It is sent to the rank that trains the client, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Vectors
+from .aggregation import Division, PartialUpdate, Sums, all_positions, concat, in_order, select
+from .client_store import ClientStore
+from .ranks import Ranks
+
+ReadState = Callable[[Tensor], Vectors]
+"""Positions in the cohort → the state of these clients, (M, D) each."""
+
+
+class Gathered(NamedTuple):
+    """The parts of all ranks."""
+
+    sums: dict[int, Sums]
+    """By block."""
+    report: Tensor
+    """(2, S)."""
+    samples: Tensor
+    """(S,)."""
+
+
+class Exchange(Protocol):
+    """Divides a cohort among processes and brings their parts together."""
+
+    def divide(self, S: int, width: int, costs: Callable[[], Sequence[float]]) -> Division:
+        """Assign the blocks of a cohort to ranks; `costs` computes the cost of each block."""
+
+    def client_state(self, ids: Tensor, division: Division, x: Tensor) -> ReadState:
+        """Make the state of the cohort's clients available where they train."""
+
+    def gather(self, partial: PartialUpdate) -> Gathered:
+        """Combine the partial updates of all ranks."""
+
+    def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
+        """Return the accepted clients whose state this process stores, and their new state."""
+
+
+class SingleProcess:
+    """One process computes everything."""
+
+    def __init__(self, clients: ClientStore, names: Sequence[str]) -> None:
+        self._clients, self._names = clients, names
+
+    def divide(self, S: int, width: int, costs: Callable[[], Sequence[float]]) -> Division:
+        return Division(S, width, [0] * -(S // -width), all_positions(S), ())
+
+    def client_state(self, ids: Tensor, division: Division, x: Tensor) -> ReadState:
+        if not self._names:
+            return lambda positions: {}
+        return lambda positions: self._clients.read(ids[positions])
+
+    def gather(self, partial: PartialUpdate) -> Gathered:
+        return Gathered(partial.sums(), partial.report(), partial.samples())
+
+    def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
+        names = list(partial.states[0][1]) if partial.states else []
+        return select(ids, accepted), {name: concat([own[name] for _, own in partial.states]) for name in names}
+
+
+class AcrossRanks:
+    """Several ranks compute a block each, or several."""
+
+    def __init__(self, clients: ClientStore, names: Sequence[str], ranks: Ranks) -> None:
+        self._clients, self._names, self._ranks = clients, names, ranks
+
+    def divide(self, S: int, width: int, costs: Callable[[], Sequence[float]]) -> Division:
+        by_block = costs()
+        owner = self._ranks.assign(by_block)
+        positions = all_positions(S)
+        mine = positions[torch.tensor(owner)[positions // width] == self._ranks.rank]
+        return Division(S, width, owner, mine, by_block)
+
+    def client_state(self, ids: Tensor, division: Division, x: Tensor) -> ReadState:
+        if not self._names:
+            return lambda positions: {}
+        ranks, owner, b = self._ranks, division.owner, division.width
+        ways = [(i % ranks.size, owner[n // b]) for n, i in enumerate(ids.tolist())]
+        stored = torch.tensor([n for n, (source, _) in enumerate(ways) if source == ranks.rank], dtype=torch.int64)
+        rows = self._clients.read(ids[stored]) if len(stored) else {}
+        received = {}
+        for name in self._names:
+            sent = dict(zip(stored.tolist(), rows.get(name, ()), strict=True))
+            received[name] = ranks.exchange(ways, sent, x)
+        return lambda positions: {name: torch.stack([v[n] for n in positions.tolist()]) for name, v in received.items()}
+
+    def gather(self, partial: PartialUpdate) -> Gathered:
+        ranks, division, x = self._ranks, partial.division, partial.x
+        ranks.record_speed(sum(division.costs[block] for block in partial.blocks), partial.seconds)
+        report, samples = self._gather_reports(partial)
+        like = torch.stack(in_order({}, partial.rules, x))
+        stacked = {block: torch.stack(found) for block, found in partial.sums().items()}
+        gathered = ranks.gather(stacked, division.owner, like)
+        return Gathered({n: list(v.unbind()) for n, v in enumerate(gathered)}, report, samples)
+
+    def _gather_reports(self, partial: PartialUpdate) -> tuple[Tensor, Tensor]:
+        """Return the reports and sample counts of every client of the cohort."""
+        division, report = partial.division, partial.report()
+        table = torch.zeros((3, division.S), dtype=torch.float64)
+        table[:, division.mine] = torch.cat([report.cpu(), partial.samples()[None].to(torch.float64)])
+        tables = self._ranks.all_gather(table)
+        ranks = [division.owner[n // division.width] for n in range(division.S)]
+        whole = torch.stack([tables[rank][:, n] for n, rank in enumerate(ranks)], dim=1)
+        return whole[:2].to(report.device), whole[2].to(torch.int64)
+
+    def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
+        states, ranks, division = partial.states, self._ranks, partial.division
+        names = list(states[0][1]) if states else []
+        if not self._names:
+            return select(ids, accepted), {name: concat([own[name] for _, own in states]) for name in names}
+        trained = [n for positions, _ in states for n in positions.tolist()]
+        kept = list(range(len(ids))) if accepted is None else accepted.nonzero().flatten().tolist()
+        ways = [(division.owner[n // division.width], int(ids[n]) % ranks.size) for n in kept]
+        stored = [n for n, (_, target) in zip(kept, ways, strict=True) if target == ranks.rank]
+        own = {}
+        for name in sorted({name for some in ranks.all_gather_json(names) for name in some}):
+            rows = torch.cat([new[name] for _, new in states]) if states else ()
+            row_of = dict(zip(trained, rows, strict=True))
+            received = ranks.exchange(ways, {k: row_of[n] for k, n in enumerate(kept) if n in row_of}, partial.x)
+            if stored:
+                own[name] = torch.stack([v for _, v in sorted(received.items())])
+        return ids[stored], own
+
+
+def collect_states(
+    clients: ClientStore, names: Sequence[str], ids: Sequence[int], ranks: Ranks, like: Tensor
+) -> dict[int, Vectors]:
+    """Gather the state of these clients on rank 0; other ranks get an empty dictionary."""
+    ways, found = [(i % ranks.size, 0) for i in ids], {i: Vectors() for i in ids}
+    for name in names:
+        rows = {n: clients[i][name] for n, i in enumerate(ids) if ways[n][0] == ranks.rank}
+        for n, row in ranks.exchange(ways, rows, like).items():
+            found[ids[n]][name] = row
+    return found if ranks.first else {}

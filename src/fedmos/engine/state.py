@@ -1,0 +1,119 @@
+"""The state of a run between rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Context, Vectors
+from ..core.history import History
+from ..core.rounding import ceil_of
+from ..selection.availability import Availability
+from ..selection.selector import Selector
+from .backend import Backend
+from .cohort import Cohort
+from .cost import Wire
+from .declaration import shapes
+from .lr_schedule import Decay, decayed
+from .rank_exchange import collect_states
+from .ranks import Ranks
+from .sampling import CohortSampler, over_selecting
+from .simulated_clock import System
+from .snapshot import Snapshot
+from .task import Task
+
+
+@dataclass(kw_only=True)
+class FederatedState:
+    """The server's model and state, the clients' state, selection and history.
+
+    A round changes it as a whole or, if interrupted, not at all; see `fedmos.engine.round`.
+    """
+
+    task: Task
+    algorithm: Algorithm
+    selector: Selector
+    backend: Backend
+    lr_decay: Decay = 1.0
+    availability: Availability | None = None
+    system: System | None = None
+
+    def __post_init__(self) -> None:
+        model, data = self.task.model, self.task.data
+        self.t = 0
+        self.x = model.initial()
+        self.server_state: Vectors = initial_server_state(self.algorithm, self.x)
+        self.history = History()
+        self.clients, self.clock, self.policy = self.backend.clients, self.backend.clock, self.backend.policy
+        self.wire = Wire(model.size, model.dtype)
+        self.m = getattr(self.selector, "m", None)
+        """The cohort size of the selector, before over-selection."""
+        chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
+        self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last)
+        self.lr = decayed(self.algorithm.lr, self.lr_decay)
+        """The step size of a round."""
+        self._lr_on_device: tuple[float, Tensor] | None = None
+
+    def context(self, cohort: Cohort) -> Context:
+        """Return the context of the current round with this cohort."""
+        lr = self.lr(self.t)
+        if self._lr_on_device is None or self._lr_on_device[0] != lr:
+            self._lr_on_device = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
+        return Context(t=self.t, lr=self._lr_on_device[1], N=len(self.task.data), S=cohort.ids.shape[0], W=cohort.W)
+
+    def quorum(self, cohort: Cohort) -> int:
+        """Return the smallest number of clients with which a round counts."""
+        if self.system is None:
+            return 1
+        return max(1, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
+
+    def gradient_estimate(self, cohort: Cohort) -> Tensor | None:
+        """Return the server state's estimate of the gradient at x, after a round with such a cohort."""
+        K = float(self.task.steps(self.task.data.sizes[cohort.ids]).to(torch.float64).mean())
+        return self.algorithm.gradient_estimate(self.x, self.server_state, self.context(cohort), K)
+
+    def snapshot(self, info: dict[str, Any], interrupted: bool) -> Snapshot:
+        """Return everything that a checkpoint stores, on the CPU."""
+        return Snapshot(
+            params=self.x.cpu(),
+            history=History(list(self.history)),
+            server_state={name: v.cpu() for name, v in self.server_state.items()},
+            clients=self.clients,
+            last=self.clients.last.clone(),
+            selection=self.sampler.to_dict(),
+            info=info,
+            interrupted=interrupted,
+        )
+
+    def collect_clients(self, ids: list[int], ranks: Ranks) -> dict[int, Vectors]:
+        """Gather the state of clients from all ranks on rank 0; other ranks get an empty dictionary."""
+        return collect_states(self.clients, self.algorithm.client_state, ids, ranks, self.x.cpu())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continue from a snapshot."""
+        device = self.task.model.device
+        self.t, self.x = len(snapshot.history), snapshot.params.to(device)
+        self.history = History(list(snapshot.history))
+        self.server_state = {name: v.to(device) for name, v in snapshot.server_state.items()}
+        self.clients.restore(snapshot.clients, snapshot.last)
+        self.sampler.restore(snapshot.selection, self.clients.last)
+        if self.clock is not None and self.t:
+            self.clock.now = self.history[-1].clock or 0.0
+
+
+def initial_server_state(algorithm: Algorithm, x: Tensor) -> Vectors:
+    """Return the server state before round 0: zeros unless `init` gives another value."""
+    given = algorithm.init(x)
+    return {
+        name: given.get(name, torch.zeros(shape, dtype=x.dtype, device=x.device))
+        for name, shape in shapes(algorithm.server_state, len(x))
+    }
+
+
+def initial_client_state(algorithm: Algorithm, x: Tensor) -> Vectors:
+    """Return the state of a client that never took part: zeros unless `init` gives another value."""
+    given = algorithm.init(x)
+    return {name: given.get(name, torch.zeros_like(x)) for name in algorithm.client_state}
