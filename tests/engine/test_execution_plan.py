@@ -64,10 +64,10 @@ def test_auto_compiles_only_what_earns_it(quick, tmp_path, monkeypatch):
 def test_what_others_wrote_into_the_memory_of_timings_is_ignored(quick, tmp_path, monkeypatch, written):
     monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
     quick()
-    (key,) = plan._read(tmp_path / "engines.json")
+    (key,) = plan._read_cache(tmp_path / "engines.json")
     (tmp_path / "engines.json").write_text(written.replace("KEY", key))
     quick()
-    assert set(plan._read(tmp_path / "engines.json")[key]) >= {"loop", "batched", "operations"}
+    assert set(plan._read_cache(tmp_path / "engines.json")[key]) >= {"loop", "batched", "operations"}
 
 
 def test_engines_are_measured_apart_where_the_work_differs(quick, tmp_path, monkeypatch):
@@ -78,9 +78,9 @@ def test_engines_are_measured_apart_where_the_work_differs(quick, tmp_path, monk
         {"batch_size": 3},
         {"dtype": torch.float64},
     ):
-        before = len(plan._read(tmp_path / "engines.json"))
+        before = len(plan._read_cache(tmp_path / "engines.json"))
         quick(**more)
-        assert len(plan._read(tmp_path / "engines.json")) == before + 1
+        assert len(plan._read_cache(tmp_path / "engines.json")) == before + 1
 
 
 def test_a_run_is_resumed_as_it_began(quick, tmp_path, monkeypatch):
@@ -123,7 +123,7 @@ def test_out_of_memory_is_met_with_smaller_chunks(quick, monkeypatch, caplog):
     result = quick(engine="batched", dtype=torch.float64, algorithm=fm.Scaffold(lr=0.1))
     assert result.info["chunk"] == 1
     assert "bits may differ" in result.info["narrowed"]
-    assert "going on with chunks of 2 instead of 4 clients" in caplog.text
+    assert "continuing with chunks of 2 instead of 4 clients" in caplog.text
     assert torch.allclose(whole.params, result.params, rtol=0, atol=1e-12)
     assert len(result.history) == 3
 

@@ -9,7 +9,8 @@ import fedmos as fm
 from fedmos.data import Dataset
 from fedmos.engine import batched
 from fedmos.engine import execution_plan as plan
-from fedmos.engine import local_backend as work
+from fedmos.engine.execution_plan import ExecutionPlan
+from fedmos.engine.executor import JobExecutor
 from fedmos.evaluation import metrics
 from fedmos.evaluation.metrics import Evaluator
 
@@ -243,19 +244,19 @@ class Replayed:
         return self.made.setdefault(key, body)(*given)
 
 
-def recorded(monkeypatch) -> list[work.LocalBackend]:
-    """Have all work recorded from now on. The crews, as they are made."""
-    crews = []
-    make = work.LocalBackend.__init__
+def recorded(monkeypatch) -> list[JobExecutor]:
+    """Capture all jobs from now on; returns the list of executors, which grows as they are made."""
+    executors = []
+    make = JobExecutor.__init__
 
     def recording(self, *given) -> None:
         make(self, *given)
         self._graphs = Replayed()
-        crews.append(self)
+        executors.append(self)
 
-    monkeypatch.setattr(work.LocalBackend, "__init__", recording)
-    monkeypatch.setattr(work.ExecutionPlan, "fixed_shapes", True)
-    return crews
+    monkeypatch.setattr(JobExecutor, "__init__", recording)
+    monkeypatch.setattr(ExecutionPlan, "fixed_shapes", True)
+    return executors
 
 
 @pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.1), fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1)], ids=repr)
@@ -263,12 +264,12 @@ def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
     """Unless the algorithm asks how many clients take part, as FedHBM does."""
     runs = [run_of(seed, algorithm, selection=fm.MD(m=8), rounds=12) for seed in range(3)]
     alone = [fm.run(**SHARED | given) for given in runs]
-    crews = recorded(monkeypatch)
+    executors = recorded(monkeypatch)
     for together, single in zip(fm.run_many(runs, **SHARED), alone, strict=True):
         assert same(together, single)
     sizes = {len(record.cohort) for single in alone for record in single.history}
     assert len(sizes) > 2
-    made = crews[-1]._graphs.made
+    made = executors[-1]._graphs.made
     if isinstance(algorithm, fm.FedHBM):
         assert {key[-1] for key in made} <= sizes
     else:
