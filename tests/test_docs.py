@@ -50,3 +50,41 @@ def test_the_report_of_the_comparison_has_its_numbers():
     for method in json.loads((folder / "table.json").read_text("utf-8"))["methods"]:
         assert spread(method["per_seed"]["rounds"]) in report
         assert spread(method["per_seed"]["final"], 3) in report
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def anchor(heading: str) -> str:
+    """The anchor that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_pages_exist(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if link.startswith("http"):
+            continue
+        path, _, place = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if place:
+            assert place in map(anchor, re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.M)), link
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/engine.md"])
+def test_modules_that_the_developer_pages_name_exist(page):
+    paths = set(re.findall(r"[`>]((?:\w+/)+\w+\.py)\b", (ROOT / page).read_text("utf-8")))
+    assert len(paths) > 5
+    assert [path for path in paths if not ((ROOT / path).exists() or (ROOT / "src/fedmos" / path).exists())] == []
+
+
+def test_functions_that_the_engine_page_names_exist():
+    text = (ROOT / "docs/engine.md").read_text("utf-8")
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "src/fedmos").rglob("*.py"))
+    named = re.findall(r"^\| \d+ \| `([\w.]+)` \(`([\w/]+\.py)`\)", text, re.M)
+    assert len(named) == 8, "from fm.run to the server's step, naming at most eight functions"
+    for name, path in named:
+        assert re.search(rf"def {name.split('.')[-1]}\(", (ROOT / "src/fedmos" / path).read_text("utf-8")), name
+    for name in set(re.findall(r"`([A-Z]\w+)(?:\.\w+)?`", text)) - {"N", "S", "M", "R", "D"}:
+        assert re.search(rf"^(class {name}\b|{name}\b)", sources, re.M), name
