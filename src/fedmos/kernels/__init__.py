@@ -1,1 +1,1 @@
-"""Kernels of our own, where a library has none that suits a cohort."""
+"""Layers and Triton kernels for the convolutions and pooling of a cohort, where PyTorch's are slow."""

@@ -1,10 +1,10 @@
-"""Convolutions of a cohort: a layer that, under `vmap`, picks the kernel that suits its shape.
+"""Convolutions of a cohort: a layer that, under `vmap`, uses the fastest kernel for its shape.
 
-`vmap` turns a convolution with weights of each client's own into a grouped one, with the client axis before the
-channels. For layers of few channels that is slow (one launch per client, and layout conversions around it), and our own
-kernels (`implicit_gemm`) are faster; for wider layers the library is, if images are stored channels last. What is
-faster where was measured on an H200 (docs/performance.md). On a CPU it is the library, client by client and channels
-last where a client's share is large.
+`vmap` turns a convolution with separate weights per client into a grouped convolution, with the client axis before the
+channels. For layers with few channels that is slow (one launch per client, with layout conversions before and after),
+and our own kernels (`implicit_gemm`) are faster. For wider layers PyTorch's are faster if images are stored channels
+last. The choice is based on measurements on an H200 (docs/performance.md). On a CPU, PyTorch's convolutions are used,
+client by client and channels last if the work per client is large.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .convolution_ops import channels_last, convolution_backward, empty_channels
 from .switch import Switch
 
 _LARGE = 5_000_000
-"""Products of two numbers in a client's convolution from which on a CPU does clients one after another."""
+"""Number of multiplications per client from which on a CPU computes the clients one after another."""
 
 vectorised = Switch("vectorised")
-"""Whether layers compute for a cohort on a CPU; otherwise they are the library's there."""
+"""Whether layers on a CPU compute for a cohort; otherwise they call PyTorch's convolution."""
 
 
 class CohortConv2d(nn.Conv2d):
-    """A convolution of square kernel and stride that shares its parameters with the layer it replaces."""
+    """A convolution with square kernel and stride that shares the parameters of the layer that it replaces."""
 
     def __init__(self, layer: nn.Conv2d, precision: str | None) -> None:
         nn.Module.__init__(self)
         self.__dict__ |= layer.__dict__ | {"_parameters": dict(layer._parameters)}
         self.narrow = precision == "bf16"
         self.products = "tf32" if precision else "tf32x3"
-        """How our own kernels multiply float32: three products of a shorter format are as exact as one of float32."""
+        """How our own kernels multiply float32: "tf32", or three tf32 products, which are as exact as float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and not (vectorised and self._is_large(x)):
@@ -46,22 +46,22 @@ class CohortConv2d(nn.Conv2d):
         return y if self.bias is None else y + self.bias[:, None, None]
 
     def _is_large(self, x: Tensor) -> bool:
-        """Whether a client's images are work enough for a CPU to do them by themselves."""
+        """Whether a CPU computes the clients one after another."""
         places = x.shape[-2] * x.shape[-1] // (self.stride[0] * self.stride[1])
         return x.shape[0] * places * self.weight.numel() >= _LARGE
 
 
 def replace_convolutions(model: nn.Module, precision: str | None) -> None:
-    """Replace the layers of `model`, in place, that are plain enough."""
+    """Replace the supported convolutions of `model` in place."""
     new: dict[int, CohortConv2d] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is nn.Conv2d and _is_plain(module):
+        if type(module) is nn.Conv2d and _is_supported(module):
             parent, _, child = name.rpartition(".")
             layer = new.setdefault(id(module), CohortConv2d(module, precision))
             setattr(model.get_submodule(parent), child, layer)
 
 
-def _is_plain(layer: nn.Conv2d) -> bool:
+def _is_supported(layer: nn.Conv2d) -> bool:
     return (
         not any(v for k, v in vars(layer).items() if k.endswith("_hooks"))
         and "weight" in layer._parameters
@@ -76,8 +76,8 @@ def _is_plain(layer: nn.Conv2d) -> bool:
     )
 
 
-# Three functions that are each other's derivatives. Outside `vmap` they are the library's; under it PyTorch calls their
-# rule `vmap` instead, with tensors whose dimension in_dims[i] counts clients.
+# A convolution and its two derivatives. Outside `vmap` they are PyTorch's. Under `vmap`, PyTorch calls their method
+# `vmap` instead, with tensors that have the client axis at dimension in_dims[i].
 
 
 class _Convolution(Function):
@@ -105,12 +105,13 @@ class _Convolution(Function):
         if x.device.type == "cpu":
             return torch.ops.fedmos.each_convolution(x, w, stride, pad), 0
         if shared and x.dtype != torch.float64:
-            # One set of images for all clients, as in evaluation: their channels side by side.
+            # All clients share one set of images, as in evaluation: concatenate their output channels.
             y = torch.ops.fedmos.convolution(x[:1], w.flatten(0, 1)[None], stride, pad, precision)
             return y[:, 0].unflatten(1, (len(w), -1)), 1
-        if _ours("forward", x, w.shape[2], len(w), w.shape[-1], stride, precision):
+        if _use_own_kernel("forward", x, w.shape[2], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution(x, w, stride, pad, precision), 1
-        return _apart(F.conv2d(_together(x), channels_last(w.flatten(0, 1)), None, stride, pad, 1, len(w)), len(w)), 1
+        y = F.conv2d(_merge_clients(x), channels_last(w.flatten(0, 1)), None, stride, pad, 1, len(w))
+        return _split_clients(y, len(w)), 1
 
 
 class _InputGradient(Function):
@@ -130,11 +131,13 @@ class _InputGradient(Function):
         dy, w = _clients_first(info, in_dims, dy, w)
         if dy.device.type == "cpu":
             return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad), 0
-        if _ours("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
+        if _use_own_kernel("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
         x = empty_channels_last(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
-        dx = convolution_backward(_together(dy), x, channels_last(w.flatten(0, 1)), stride, pad, len(w), (True, False))
-        return _apart(dx, len(w)), 1
+        dx = convolution_backward(
+            _merge_clients(dy), x, channels_last(w.flatten(0, 1)), stride, pad, len(w), (True, False)
+        )
+        return _split_clients(dx, len(w)), 1
 
 
 class _WeightGradient(Function):
@@ -153,21 +156,26 @@ class _WeightGradient(Function):
         if x.device.type == "cpu":
             return torch.ops.fedmos.each_convolution_weight(x, dy, kernel, stride, pad), 0
         M, C, CO = len(x), x.shape[2], dy.shape[2]
-        if _ours("weight", x, C, M, kernel, stride, precision):
+        if _use_own_kernel("weight", x, C, M, kernel, stride, precision):
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
         w = empty_channels_last(x, (M * CO, C, kernel, kernel))
-        dw = convolution_backward(_together(dy), _together(x), w, stride, pad, M, (False, True))
+        dw = convolution_backward(_merge_clients(dy), _merge_clients(x), w, stride, pad, M, (False, True))
         return dw.unflatten(0, (M, CO)), 0
 
 
-def _ours(what: str, x: Tensor, channels: int, clients: int, kernel: int, stride: int, precision: str) -> bool:
-    """Whether our own kernel is faster, as measured; `channels` are those summed over (of the weights: those of x)."""
+def _use_own_kernel(
+    what: str, x: Tensor, channels: int, clients: int, kernel: int, stride: int, precision: str
+) -> bool:
+    """Return whether our own kernel is faster, by measurements.
+
+    `channels` is the number of channels that are summed over, or for the weight gradient those of x.
+    """
     if x.dtype == torch.float64:
         return False
-    if stride > 1 or kernel == 1:  # the library works client by client here
+    if stride > 1 or kernel == 1:  # PyTorch computes these client by client
         return True
     if x.dtype == torch.bfloat16:
-        if what == "weight":  # at 256 channels the library takes ten times as long
+        if what == "weight":  # at 256 channels PyTorch takes ten times as long
             return channels <= 15 or 256 <= channels < 512
         return channels <= 256 if what == "input" else channels <= 64 or channels >= 256
     if precision != "tf32":
@@ -176,19 +184,19 @@ def _ours(what: str, x: Tensor, channels: int, clients: int, kernel: int, stride
 
 
 def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Views (M, …) of tensors with a client axis somewhere or nowhere."""
+    """Return views (M, …) of tensors with a client axis at any position or without one."""
     return tuple(
         v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0)
         for v, d in zip(tensors, in_dims, strict=False)
     )
 
 
-def _together(x: Tensor) -> Tensor:
-    """(M, B, C, H, W) as (B, M·C, H, W), channels last; no copy where it is stored so already."""
+def _merge_clients(x: Tensor) -> Tensor:
+    """Return (M, B, C, H, W) as (B, M·C, H, W), channels last; without a copy if the memory layout is right."""
     return channels_last(x.transpose(0, 1).flatten(1, 2))
 
 
-def _apart(x: Tensor, M: int) -> Tensor:
-    """(B, M·C, H, W) as (B, M, C, H, W)."""
+def _split_clients(x: Tensor, M: int) -> Tensor:
+    """Return (B, M·C, H, W) as (B, M, C, H, W)."""
     parts: Tensor = x.unflatten(1, (M, -1))
     return parts

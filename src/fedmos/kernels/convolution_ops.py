@@ -13,12 +13,12 @@ from .layout import empty_images
 
 
 def empty_channels_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Something of that shape, channels last, for the library to look at."""
+    """Return an uninitialised tensor, channels last; PyTorch's backward functions use only its shape and layout."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The same images, stored so."""
+    """Return the images in the channels-last layout."""
     stored: Tensor = x.contiguous(memory_format=torch.channels_last)
     return stored
 
@@ -26,14 +26,14 @@ def channels_last(x: Tensor) -> Tensor:
 def convolution_backward(
     dy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, groups: int, wanted: tuple[bool, bool]
 ) -> Tensor:
+    """Return PyTorch's gradient of a convolution: of its input if wanted[0], else of its weights."""
     how = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [*wanted, False])
     dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how)
     gradient: Tensor = dx if wanted[0] else dw
     return gradient
 
 
-# The kernels as operators that tracing and compiling leave alone. Shapes: x (M, B, C, H, W), w (M, CO, C, K, K); images
-# come out as (B, M, C, H, W), stored as `empty_images` says.
+# On a GPU: Triton kernels. They return images as (B, M, C, H, W), in the layout of `empty_images`.
 
 
 @torch.library.custom_op("fedmos::convolution", mutates_args=())
@@ -73,7 +73,7 @@ def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str)
     return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
 
 
-# For a CPU: one client after another, channels last.
+# On a CPU: PyTorch's convolutions, one client after another, channels last.
 
 
 @torch.library.custom_op("fedmos::each_convolution", mutates_args=())
@@ -119,5 +119,5 @@ def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
 
 
 def _images(each: list[Tensor]) -> Tensor:
-    """(M, B, C, H, W), channels last."""
+    """Stack the images of the clients as (M, B, C, H, W), channels last."""
     return torch.stack([v.permute(0, 2, 3, 1) for v in each]).contiguous().permute(0, 1, 4, 2, 3)

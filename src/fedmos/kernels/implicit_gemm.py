@@ -1,11 +1,11 @@
-"""Convolutions with weights of each client's own, as Triton kernels: implicit matrix products over the client axis.
+"""Convolutions with separate weights per client, as Triton kernels: implicit matrix products over the client axis.
 
 A cohort's convolution has a weight tensor per client, which libraries treat as a grouped convolution: one slow launch
-per client where channels are few, and layout conversions around it. Here a program computes a tile of one client's
-product  patches (rows × taps) · weights (taps × channels),  rows being (sample, output row, output column) and taps
-(kernel row, kernel column, input channel); patches are never written out. Images are read with whatever strides they
-have; channels last is the fast layout, and the one outputs get (`layout.py`). Strides are constants, from which the
-compiler sees how many numbers can be read at once.
+per client if channels are few, with layout conversions before and after. Here a program computes a tile of one client's
+product  patches (rows × taps) · weights (taps × channels).  Rows are (sample, output row, output column), taps are
+(kernel row, kernel column, input channel); patches are never materialised. Images can have any strides; channels last
+is the fast layout and that of the outputs (`layout.py`). Strides are compile-time constants, so that the compiler can
+vectorise loads.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def _forward(
 ):
     """out[m, row, co] = Σ_tap x[m, patch(row, tap)] · w[m, co, tap].
 
-    `dilation` spreads the input out by zeros, which makes this the gradient of a strided convolution, too.
+    `dilation` inserts zeros into the input, so that the kernel also computes the gradient of a strided convolution.
     """
     T: tl.constexpr = KH * KW * C
-    WIDE: tl.constexpr = C % BT == 0  # a block of taps lies within one kernel position
+    WIDE: tl.constexpr = C % BT == 0  # a block of taps belongs to one kernel position
     m = tl.program_id(2).to(tl.int64)
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     b, at = r // (OH * OW), r % (OH * OW)
     top, left = (at // OW) * stride - pad, (at % OW) * stride - pad
-    # An element of a patch lies at the sum of what its row says and what its tap says.
+    # The address of a patch element is the sum of an offset of its row and an offset of its tap.
     x_row = x + m * x_m + b.to(tl.int64) * x_b
     if dilation == 1:
         x_row += top * x_h + left * x_w
@@ -135,7 +135,7 @@ def _weight(
 ):
     """out[s, m, tap, co] = Σ_row x[m, patch(row, tap)] · dy[m, row, co] over the s-th share of the rows.
 
-    Where channels are few, out is [s, m, co, channel, kernel row, kernel column], as weights are stored.
+    If channels are few, out is [s, m, co, channel, kernel row, kernel column], the layout of the weights.
     """
     T: tl.constexpr = KH * KW * C
     WIDE: tl.constexpr = C % BT == 0
@@ -184,8 +184,8 @@ def _weight(
 
 @lru_cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program can have."""
-    if device.type == "cpu":  # Triton's interpreter, which has no bounds
+    """Return the bytes of shared memory per program."""
+    if device.type == "cpu":  # Triton's interpreter has no limit
         return 2**31
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
@@ -193,7 +193,7 @@ def _shared_memory(device: torch.device) -> int:
 def _product(
     x: Tensor, taps: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int, dilation: int, precision: str
 ) -> Tensor:
-    """(B, M, CO, OH, OW): x (M, B, C, H, W) with weights `taps` (M, CO, K·K·C)."""
+    """Convolve x (M, B, C, H, W) with weights `taps` (M, CO, K·K·C) to (B, M, CO, OH, OW)."""
     M, B, C, H, W = x.shape
     CO, (OH, OW) = taps.shape[1], size
     rows, T = B * OH * OW, kernel * kernel * C
@@ -209,7 +209,7 @@ def _product(
 
 
 def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-    """Each client's convolution: x (M, B, C, H, W), w (M, CO, C, K, K)."""
+    """Convolve the images of each client: x (M, B, C, H, W), w (M, CO, C, K, K)."""
     M, CO, C, K, _ = w.shape
     size = ((x.shape[3] + 2 * pad - K) // stride + 1, (x.shape[4] + 2 * pad - K) // stride + 1)
     taps = w.permute(0, 1, 3, 4, 2).reshape(M, CO, K * K * C).contiguous()
@@ -217,14 +217,14 @@ def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tens
 
 
 def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int, precision: str) -> Tensor:
-    """The gradient at inputs of that height and width: a convolution of dy with turned weights."""
+    """Return the gradient of inputs of height and width `size`: a convolution of dy with flipped weights."""
     M, CO, C, K, _ = w.shape
     taps = w.flip(3, 4).permute(0, 2, 3, 4, 1).reshape(M, C, K * K * CO).contiguous()
     return _product(dy, taps, size, K, 1, K - 1 - pad, stride, precision)
 
 
 def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-    """The gradient at the weights: (M, CO, C, K, K). Shares of the rows are summed in a fixed order."""
+    """Return the gradient of the weights, (M, CO, C, K, K). Shares of the rows are summed in a fixed order."""
     M, B, C, H, W = x.shape
     CO, OH, OW = dy.shape[2:]
     T, rows = kernel * kernel * C, B * OH * OW

@@ -1,4 +1,4 @@
-"""How a cohort's images are stored."""
+"""The memory layout of a cohort's images."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def empty_images(like: Tensor, B: int, M: int, C: int, H: int, W: int) -> Tensor:
-    """Room for (B, M, C, H, W), channels last.
+    """Allocate images of shape (B, M, C, H, W), channels last.
 
-    The clients' channels lie side by side, as the library's grouped convolutions want them, unless they are few or odd:
-    mostly our own kernels compute with those, for which each client's images lie by themselves, in longer pieces.
+    If C is a multiple of 16, the channels of all clients are adjacent, as PyTorch's grouped convolutions need them.
+    Otherwise, mostly our own kernels use the images, and each client's images are contiguous.
     """
     if C % 16:
         return like.new_empty((M, B, H, W, C)).permute(1, 0, 4, 2, 3)

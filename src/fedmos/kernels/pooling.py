@@ -1,9 +1,9 @@
-"""Max pooling in elementary operations, for programs that are compiled.
+"""Max pooling in elementary operations, for compiled programs.
 
-The library's pooling keeps a 64-bit index for every output, and its gradient is a kernel of its own. Written out, a
-compiler fuses the forward pass with what surrounds it (a bias, a ReLU) and keeps a byte for every output; the gradient
-is one pass that writes every input once. Values and gradients are those of the library: of equal values the first
-counts.
+PyTorch's pooling stores a 64-bit index for every output, and its gradient is a separate kernel. With elementary
+operations, a compiler fuses the forward pass with its neighbours (a bias, a ReLU) and stores a byte for every output;
+the gradient is one pass that writes every input once. Values and gradients equal PyTorch's: of equal values the first
+one wins.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.autograd import Function
 from .switch import Switch
 
 written_out = Switch("written_out")
-"""Whether pooling layers are traced as elementary operations."""
+"""Whether pooling layers compute with elementary operations."""
 
 
 class CohortMaxPool2d(nn.Module):
-    """Pooling over windows of k × k that do not overlap."""
+    """Max pooling over non-overlapping windows of k × k."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class CohortMaxPool2d(nn.Module):
 
 
 def replace_pooling(model: nn.Module) -> None:
-    """Replace the layers of `model`, in place, that are plain enough."""
+    """Replace the supported pooling layers of `model` in place."""
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is nn.MaxPool2d and _is_plain(module):
+        if type(module) is nn.MaxPool2d and _is_supported(module):
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, CohortMaxPool2d(_side(module.kernel_size)))
 
 
-def _is_plain(layer: nn.MaxPool2d) -> bool:
+def _is_supported(layer: nn.MaxPool2d) -> bool:
     return (
         not any(v for k, v in vars(layer).items() if k.endswith("_hooks"))
         and 2 <= _side(layer.kernel_size) <= 4
@@ -56,13 +56,13 @@ def _is_plain(layer: nn.MaxPool2d) -> bool:
 
 
 def _side(size: Any) -> int:
-    """The side of a square window; 0 if it is not square."""
+    """Return the side of a square window, or 0 if it is not square."""
     sides = {size} if isinstance(size, int) else set(size)
     return sides.pop() if len(sides) == 1 else 0
 
 
 class _MaxPool(Function):
-    """(…, H, W, C), k → the largest of each window of k × k, and which it was. Channels last is the fast layout."""
+    """(…, H, W, C), k → the maximum of each window of k × k, and its index. Channels last is the fast layout."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Something that is off but for a while."""
+"""A flag that is set for the duration of a context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 
 class Switch:
-    """Each thread and each task has its own."""
+    """A flag that is off by default. Each thread and each asyncio task has its own value."""
 
     def __init__(self, name: str) -> None:
         self._on = ContextVar(name, default=False)
@@ -18,7 +18,7 @@ class Switch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """For a while."""
+        """Turn the switch on in a `with` block."""
         token = self._on.set(True)
         try:
             yield

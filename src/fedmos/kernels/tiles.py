@@ -1,4 +1,4 @@
-"""Tiles of the products in `implicit_gemm`, as they were fastest on an H200 for the layers of docs/performance.md."""
+"""Tile sizes of the products in `implicit_gemm`: the fastest on an H200 for the layers of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 STAGES = 3
-"""Of a product's loop over tiles: so many of either factor's are in shared memory at once, on some GPUs one fewer."""
+"""Pipeline stages: number of tiles of each factor in shared memory at once, on some GPUs one fewer."""
 
 
 def forward_tiles(x: Tensor, CO: int, rows: int, T: int, pad: int) -> tuple[int, int, int, int]:
-    """Rows, taps and channels of a tile of the forward product, and the warps that compute it."""
+    """Return the rows, taps and channels of a tile of the forward product, and its number of warps."""
     C, narrow, BO = x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
     if C % 32 == 0:
         if pad == 0 and rows >= 4096:
@@ -26,14 +26,14 @@ def forward_tiles(x: Tensor, CO: int, rows: int, T: int, pad: int) -> tuple[int,
 
 
 def weight_tiles(x: Tensor, CO: int, rows: int, T: int, shared: int) -> tuple[int, int, int, int]:
-    """Rows, taps and channels of a tile of the weights' gradient, and into how many shares rows are cut.
+    """Return the rows, taps and channels of a tile of the weight gradient, and the number of shares of the rows.
 
-    `shared`: the bytes of shared memory that a program can have.
+    `shared` is the number of bytes of shared memory per program.
     """
     M, C, narrow, BO = len(x), x.shape[2], x.dtype == torch.bfloat16, _tile(CO, 16, 64)
     if C % 16 == 0:
         BR, BT, programs = (64, 64, 528) if narrow else (32, 32, 1056)
-    elif narrow or (T >= 128 and _taken(64, _tile(T, 16, 256) + BO) > shared):
+    elif narrow or (T >= 128 and _shared_bytes(64, _tile(T, 16, 256) + BO) > shared):
         BR, BT, programs = 32, _tile(T, 16, 128), 528
     else:
         BR, BT, programs = (64, 32, 500) if T < 128 else (64, _tile(T, 16, 256), 200)
@@ -41,11 +41,11 @@ def weight_tiles(x: Tensor, CO: int, rows: int, T: int, shared: int) -> tuple[in
     return BR, BT, BO, max(1, min(-(rows // (-4 * BR)), shares))
 
 
-def _taken(rows: int, columns: int) -> int:
-    """Bytes of shared memory for tiles of float32."""
+def _shared_bytes(rows: int, columns: int) -> int:
+    """Return the bytes of shared memory for tiles of float32."""
     return STAGES * 4 * rows * columns
 
 
 def _tile(n: int, low: int, high: int) -> int:
-    """The power of two that covers n, within bounds."""
+    """Return the smallest power of two ≥ n, clamped to [low, high]."""
     return max(low, min(high, 1 << (n - 1).bit_length()))

@@ -13,13 +13,34 @@ def _dropout(layer: nn.Module, on: bool) -> list[nn.Module]:
 
 @checked
 def logistic(features: int = 784, classes: int = 10, seed: int = 0) -> nn.Module:
-    """Multinomial logistic regression on flattened inputs."""
+    """Multinomial logistic regression on flattened inputs.
+
+    Args:
+        features: Number of inputs.
+        classes: Number of classes.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.logistic(features=64)(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
     return seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(features, classes)), seed)
 
 
 @checked
 def mlp(features: int = 784, classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
-    """Power-of-Choice's network: features-64-30-classes, 52,500 parameters for 28×28 images and 10 classes."""
+    """Power-of-Choice's network: features-64-30-classes, 52,500 parameters for 28×28 images and 10 classes.
+
+    Args:
+        features: Number of inputs.
+        classes: Number of classes.
+        dropout: Use dropout before the last layer.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.mlp(features=64)(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
     return seeded(
         lambda: nn.Sequential(
             nn.Flatten(),
@@ -39,7 +60,16 @@ def mlp_cifar(features: int = 3072, classes: int = 10, seed: int = 0) -> nn.Modu
     """The FedMoS text's "three fully connected layers" for CIFAR-10: 3072-120-84-10, 379,774 parameters.
 
     The text gives no sizes. 120 and 84 are those of the three linear layers in a network for CIFAR-10
-    that the released code holds commented out; what it runs is `cnn_cifar`.
+    that is commented out in the released code; the code runs `cnn_cifar`.
+
+    Args:
+        features: Number of inputs.
+        classes: Number of classes.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.mlp_cifar()(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 10])
     """
     return seeded(
         lambda: nn.Sequential(
@@ -56,7 +86,17 @@ def mlp_cifar(features: int = 3072, classes: int = 10, seed: int = 0) -> nn.Modu
 
 @checked
 def cnn_mnist(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
-    """FedMoS's network for MNIST: two 5×5 convolutions and two linear layers, 21,840 parameters."""
+    """FedMoS's network for MNIST: two 5×5 convolutions and two linear layers, 21,840 parameters.
+
+    Args:
+        classes: Number of classes.
+        dropout: Use dropout after the second convolution and before the last layer.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.cnn_mnist()(torch.zeros(5, 1, 28, 28)).shape
+        torch.Size([5, 10])
+    """
     return seeded(
         lambda: nn.Sequential(
             nn.Conv2d(1, 10, 5),
@@ -78,7 +118,18 @@ def cnn_mnist(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Mod
 
 @checked
 def cnn_cifar(classes: int = 10, channels: int = 3, dropout: bool = False, seed: int = 0) -> nn.Module:
-    """The released FedMoS network for CIFAR-10: three 3×3 convolutions, two linear layers, 122,570 parameters."""
+    """The released FedMoS network for CIFAR-10: three 3×3 convolutions, two linear layers, 122,570 parameters.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of channels of the images.
+        dropout: Use dropout after each convolution.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.cnn_cifar()(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 10])
+    """
     return seeded(
         lambda: nn.Sequential(
             nn.Conv2d(channels, 32, 3),
@@ -102,7 +153,17 @@ def cnn_cifar(classes: int = 10, channels: int = 3, dropout: bool = False, seed:
 
 @checked
 def cnn_digits(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Module:
-    """A small network for 8×8 digits: two 3×3 convolutions and a linear layer, 1,898 parameters."""
+    """A small network for 8×8 digits: two 3×3 convolutions and a linear layer, 1,898 parameters.
+
+    Args:
+        classes: Number of classes.
+        dropout: Use dropout before the last layer.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.cnn_digits()(torch.zeros(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+    """
     return seeded(
         lambda: nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1),
@@ -121,7 +182,17 @@ def cnn_digits(classes: int = 10, dropout: bool = False, seed: int = 0) -> nn.Mo
 
 @checked
 def lenet(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
-    """GHBM's CNN "similar to LeNet-5" for 32×32 images: 797,962 parameters for 10 classes."""
+    """GHBM's CNN "similar to LeNet-5" for 32×32 images: 797,962 parameters for 10 classes.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of channels of the images.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.lenet(classes=100)(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 100])
+    """
     return seeded(
         lambda: nn.Sequential(
             nn.Conv2d(channels, 64, 5),

@@ -1,4 +1,4 @@
-"""Group normalisation, which unlike batch normalisation keeps no statistics that clients would share."""
+"""Group normalisation, which unlike batch normalisation keeps no running statistics of clients' data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 
 class GroupNorm(nn.GroupNorm):
-    """`nn.GroupNorm` in elementary operations, which `torch.compile` can follow under `vmap` on a GPU."""
+    """`nn.GroupNorm` in elementary operations, which `torch.compile` supports under `vmap` on a GPU.
+
+    Example:
+        >>> fm.models.GroupNorm(2, 4)(torch.zeros(5, 4, 8, 8)).shape
+        torch.Size([5, 4, 8, 8])
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         B, C, G = *x.shape[:2], self.num_groups
@@ -29,12 +34,22 @@ class GroupNorm(nn.GroupNorm):
 
 
 def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
-    """A copy of `model` with each BatchNorm replaced by GroupNorm of (at most) `groups` groups.
+    """Return a copy of `model` with each BatchNorm layer replaced by GroupNorm.
 
-    Scale and shift are kept. Running statistics are not: GroupNorm has none, which is the point.
+    Scale and shift are kept. Running statistics are dropped: GroupNorm has none.
+
+    Args:
+        model: A module.
+        groups: Number of groups per layer; fewer where the number of channels is not a multiple of it.
+
+    Example:
+        >>> from torch import nn
+        >>> converted = fm.models.convert_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
+        >>> converted[1].num_groups
+        2
     """
     model = copy.deepcopy(model)
-    new: dict[int, GroupNorm] = {}  # a layer used in two places stays one layer
+    new: dict[int, GroupNorm] = {}  # a layer that is used in two places stays one layer
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, nn.modules.batchnorm._BatchNorm):
             continue

@@ -1,4 +1,4 @@
-"""Larger networks from the `transformers` library, with pretrained weights from a folder if there is one."""
+"""Larger networks from the `transformers` library, optionally with pretrained weights from a folder."""
 
 from __future__ import annotations
 
@@ -32,14 +32,25 @@ def mobilenet_v2(
 ) -> nn.Module:
     """GHBM's MobileNetV2 for images of any size, with GroupNorm: 2,236,682 parameters for 10 classes.
 
+    Needs `transformers`.
+
     Args:
-        classes: how many; a head for another number than the weights' is made anew.
-        depth_multiplier: the width of all layers, relative to the paper's.
-        dropout: drop a fifth of the features before the last layer.
-        weights: a folder with config.json and model.safetensors of a MobileNetV2ForImageClassification.
-            BatchNorm becomes GroupNorm of two groups, which keeps its scale and shift but not the
-            running statistics, so that such a model must be trained before it classifies well.
-        seed: decides whatever does not come from `weights`.
+        classes: Number of classes. If it differs from that of `weights`, the last layer is initialised anew.
+        depth_multiplier: The width of all layers, relative to the paper's.
+        dropout: Drop a fifth of the features before the last layer.
+        weights: A folder with config.json and model.safetensors of a MobileNetV2ForImageClassification.
+            BatchNorm becomes GroupNorm with two groups, which keeps the scale and shift but not the
+            running statistics, so the model must be trained before it classifies well.
+        seed: Seed of the initial weights that do not come from `weights`.
+
+    Raises:
+        ImportError: If `transformers` is not installed.
+        ValueError: If `weights` does not fit the model.
+
+    Example:
+        ```python
+        model = fm.models.mobilenet_v2(classes=2028, weights="mobilenet_v2_1.0_224")
+        ```
     """
     config = {"depth_multiplier": depth_multiplier, "classifier_dropout_prob": 0.2 * dropout}
     return convert_batchnorm(_classifier("mobilenet_v2", "MobileNetV2", config, classes, weights, seed))
@@ -59,12 +70,27 @@ def vit_b16(
 ) -> nn.Module:
     """GHBM's ViT-B/16 (Dosovitskiy et al., ICLR 2021) for 224×224 images: 85,806,346 parameters for 10 classes.
 
+    Needs `transformers`. Sizes that are None are those of `weights`, or else the paper's.
+
     Args:
-        classes: how many; a head for another number than the weights' is made anew.
-        image_size, patch, layers, width, heads: by default those of `weights`, else 224, 16, 12, 768, 12.
-        dropout: drop a tenth of the embeddings and of every layer's output.
-        weights: a folder with config.json and model.safetensors of a ViTForImageClassification or ViTModel.
-        seed: decides whatever does not come from `weights`.
+        classes: Number of classes. If it differs from that of `weights`, the last layer is initialised anew.
+        image_size: Height and width of the images, 224 in the paper.
+        patch: Height and width of a patch, 16 in the paper.
+        layers: Number of layers, 12 in the paper.
+        width: Size of the embeddings, 768 in the paper.
+        heads: Number of attention heads, 12 in the paper.
+        dropout: Drop a tenth of the embeddings and of every layer's output.
+        weights: A folder with config.json and model.safetensors of a ViTForImageClassification or ViTModel.
+        seed: Seed of the initial weights that do not come from `weights`.
+
+    Raises:
+        ImportError: If `transformers` is not installed.
+        ValueError: If `weights` does not fit the model.
+
+    Example:
+        ```python
+        model = fm.models.vit_b16(classes=1203, weights="vit-base-patch16-224")
+        ```
     """
     config = {
         "image_size": image_size,
@@ -74,14 +100,14 @@ def vit_b16(
         "intermediate_size": None if width is None else 4 * width,
         "num_attention_heads": heads,
         "hidden_dropout_prob": 0.1 * dropout,
-        "attention_probs_dropout_prob": 0.0,  # functional, hence from the global generator
-        "attn_implementation": "eager",  # the fused kernels have no rule for vmap on a CPU
+        "attention_probs_dropout_prob": 0.0,  # it is functional and would draw from the global generator
+        "attn_implementation": "eager",  # the fused kernels do not support vmap on a CPU
     }
     return _classifier("vit_b16", "ViT", config, classes, weights, seed)
 
 
 class Scores(nn.Module):
-    """A classifier of `transformers` as a plain function of images."""
+    """Wraps a classifier of `transformers` as a function from images to scores."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -95,15 +121,15 @@ class Scores(nn.Module):
 def _classifier(
     owner: str, family: str, config: dict[str, Any], classes: int, weights: Folder | None, seed: int
 ) -> nn.Module:
-    """A model of that family; settings that are None are those of the weights, or else the library's."""
+    """Build a model of a family; settings that are None are those of the weights, or else the library's defaults."""
     library = _transformers(owner)
     Config, Model = getattr(library, f"{family}Config"), getattr(library, f"{family}ForImageClassification")
     config = {name: value for name, value in config.items() if value is not None} | {"num_labels": classes}
     if weights is None:
         return seeded(lambda: Scores(Model(Config(**config))), seed).train()
-    settings, tensors = _read(owner, Path(weights))
+    settings, tensors = _read_weights(owner, Path(weights))
     with _quiet(library):
-        return seeded(lambda: Scores(_loaded(owner, Model, Config(**settings | config), tensors)), seed).train()
+        return seeded(lambda: Scores(_load(owner, Model, Config(**settings | config), tensors)), seed).train()
 
 
 def _transformers(owner: str) -> Any:
@@ -113,8 +139,8 @@ def _transformers(owner: str) -> Any:
         raise ImportError(f"{owner} needs transformers; pip install 'fedmos[transformers]'") from error
 
 
-def _read(owner: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and tensors in a folder. No other file of it is looked at, and none elsewhere."""
+def _read_weights(owner: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the settings and tensors of a folder. No other file is opened."""
     files = folder / "config.json", folder / "model.safetensors"
     for file in files:
         if not file.is_file():
@@ -122,12 +148,12 @@ def _read(owner: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 f"{owner}: 'weights' must be a folder with config.json and model.safetensors, got {folder}"
             )
     settings = json.loads(files[0].read_text(encoding="utf-8"))
-    labels = ("id2label", "label2id")  # names of the classes that the weights know
+    labels = ("id2label", "label2id")  # class names of the pretrained model
     return {name: value for name, value in settings.items() if name not in labels}, load_file(files[1])
 
 
-def _loaded(owner: str, Model: Any, config: Any, tensors: dict[str, Tensor]) -> nn.Module:
-    """A model with these tensors, by the names they have had in any version of the library, and a fitting head."""
+def _load(owner: str, Model: Any, config: Any, tensors: dict[str, Tensor]) -> nn.Module:
+    """Build a model with these tensors, under the names of any version of the library; only the head may differ."""
     model, report = Model.from_pretrained(
         None,
         config=config,
@@ -148,7 +174,7 @@ def _loaded(owner: str, Model: Any, config: Any, tensors: dict[str, Tensor]) -> 
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """No progress bars and no reports on a new head, which is what was asked for."""
+    """Suppress progress bars and warnings about a newly initialised head."""
     log = library.utils.logging
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

@@ -12,14 +12,23 @@ from .norm import GroupNorm
 from .seeded import checked, seeded
 
 Shortcut = Callable[[int, int, int], nn.Module]
-"""What leads past a block that changes the shape: (channels before, channels after, stride)."""
+"""Makes the shortcut of a block that changes the shape, from (channels before, channels after, stride)."""
 
 
 @checked
 def resnet20(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
     """GHBM's ResNet-20 for 32×32 images: shortcuts without parameters, 269,722 parameters for 10 classes.
 
-    Initial weights as in the implementation that the paper names: Kaiming normal, the last layer included.
+    The initial weights are those of the implementation that the paper names: Kaiming normal, including the last layer.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of channels of the images.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.resnet20()(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
 
     def make() -> nn.Module:
@@ -40,9 +49,19 @@ def resnet18(
 ) -> nn.Module:
     """FedCM's ResNet-18: 11,173,962 parameters for 10 classes; with the stem for ImageNet 11,181,642.
 
-    stem="cifar" begins with a 3×3 convolution that keeps the size of the image; "imagenet" with a 7×7
-    convolution of stride 2 and a pooling layer. The paper does not say which it used. `width`, the
-    channels of the first stage, is 64 in the paper.
+    The paper does not specify the stem.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of channels of the images.
+        stem: "cifar" begins with a 3×3 convolution that keeps the size of the image, "imagenet" with a 7×7
+            convolution of stride 2 and a pooling layer.
+        width: Number of channels of the first stage, 64 in the paper.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.resnet18(width=8)(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
     if stem not in ("cifar", "imagenet"):
         raise ValueError(f"resnet18: 'stem' must be one of 'cifar', 'imagenet', got {stem!r}")
@@ -59,7 +78,7 @@ def resnet18(
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions whose result is added to the block's input."""
+    """Two 3×3 convolutions with a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int, shortcut: nn.Module) -> None:
         super().__init__()
@@ -71,7 +90,7 @@ class Block(nn.Module):
 
 
 class Padding(nn.Module):
-    """Option A of the paper: every other pixel, and channels of zeros on either side."""
+    """Shortcut of option A of the paper: every other pixel, with zero channels before and after."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -83,7 +102,7 @@ class Padding(nn.Module):
 
 
 def _projection(before: int, after: int, stride: int) -> nn.Module:
-    """Option B of the paper: a 1×1 convolution."""
+    """Shortcut of option B of the paper: a 1×1 convolution."""
     return nn.Sequential(*_convolution(before, after, 1, stride))
 
 
@@ -93,15 +112,15 @@ def _convolution(before: int, after: int, size: int, stride: int = 1) -> list[nn
 
 
 def _stages(before: int, widths: tuple[int, ...], blocks: int, shortcut: Shortcut) -> list[nn.Module]:
-    """`blocks` blocks of each width; every stage but the first begins by halving the image."""
-    made: list[nn.Module] = []
+    """Return `blocks` blocks of each width; every stage but the first halves the height and width of the image."""
+    layers: list[nn.Module] = []
     for width in widths:
         for _ in range(blocks):
             stride = 1 if width == before else 2
-            past = nn.Identity() if width == before else shortcut(before, width, stride)
-            made.append(Block(before, width, stride, past))
+            bypass = nn.Identity() if width == before else shortcut(before, width, stride)
+            layers.append(Block(before, width, stride, bypass))
             before = width
-    return made
+    return layers
 
 
 def _head(features: int, classes: int) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Recurrent networks for text, with cells written out: `vmap` has no rule for the kernels behind `nn.LSTM`."""
+"""Recurrent networks for text. Cells use elementary operations because `vmap` does not support `nn.LSTM`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ from .seeded import checked, seeded
 
 
 class LSTM(nn.Module):
-    """Layers of long short-term memory, (B, T, inputs) → (B, T, hidden), starting from zeros.
+    """Layers of long short-term memory, (B, T, inputs) → (B, T, hidden), with an initial state of zeros.
 
-    Parameters have the names, shapes and initial values of `nn.LSTM`'s, so that either loads the
-    other's `state_dict`.
+    Names, shapes and initial values of the parameters are those of `nn.LSTM`, so each can load the
+    `state_dict` of the other.
+
+    Args:
+        inputs: Number of inputs per step.
+        hidden: Size of the hidden state.
+        layers: Number of layers.
+
+    Example:
+        >>> fm.models.LSTM(inputs=4, hidden=8)(torch.zeros(2, 5, 4)).shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(self, inputs: int, hidden: int, layers: int = 1) -> None:
@@ -39,10 +48,10 @@ class LSTM(nn.Module):
         return steps.transpose(0, 1)
 
     def _layer(self, x: Tensor, layer: int) -> Tensor:
-        """One layer, (T, B, inputs) → (T, B, hidden).
+        """Apply one layer, (T, B, inputs) → (T, B, hidden).
 
-        The inputs of all steps are projected at once. Steps are on the first axis and taken apart by
-        `unbind`, whose gradient is one `stack`; the gradient of indexing would be as long as x for each step.
+        The inputs of all steps are projected at once. Steps are on the first axis and separated by
+        `unbind`, whose gradient is one `stack`; the gradient of indexing has the size of x for every step.
         """
         w_ih, w_hh, b_ih, b_hh = (
             getattr(self, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -60,7 +69,7 @@ class LSTM(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """Scores of the next symbol, (B, vocabulary), after B windows of symbols."""
+    """Predicts the scores of the next symbol, (B, vocabulary), from windows of symbols, (B, T)."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -74,7 +83,7 @@ class CharLSTM(nn.Module):
 
 
 class WordLSTM(nn.Module):
-    """Scores of the next word at each position, (B, vocabulary, T), the layout of `F.cross_entropy`."""
+    """Predicts the scores of the next word at each position, (B, vocabulary, T), the layout of `F.cross_entropy`."""
 
     def __init__(self, vocabulary: int, embedding: int, hidden: int) -> None:
         super().__init__()
@@ -90,15 +99,37 @@ class WordLSTM(nn.Module):
 
 @checked
 def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 100, layers: int = 2, seed: int = 0) -> nn.Module:
-    """GHBM's network for Shakespeare: the character after a window of 80, 133,520 parameters."""
+    """GHBM's network for Shakespeare: predicts the character after a window of 80, 133,520 parameters.
+
+    Args:
+        vocabulary: Number of symbols.
+        embedding: Size of the embeddings.
+        hidden: Size of the hidden state.
+        layers: Number of LSTM layers.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.char_lstm()(torch.zeros(2, 80, dtype=torch.uint8)).shape
+        torch.Size([2, 80])
+    """
     return seeded(lambda: CharLSTM(vocabulary, embedding, hidden, layers), seed)
 
 
 @checked
 def word_lstm(vocabulary: int = 10_004, embedding: int = 96, hidden: int = 670, seed: int = 0) -> nn.Module:
-    """GHBM's network for StackOverflow: the next word at every position, 4,053,428 parameters.
+    """GHBM's network for StackOverflow: predicts the next word at every position, 4,053,428 parameters.
 
-    10,000 words and four symbols: padding, beginning, end, unknown. Targets that are padding must be
-    −100, which counts neither in the loss nor in the accuracy.
+    The vocabulary is 10,000 words and four symbols: padding, beginning, end, unknown. Targets that are padding must
+    be −100; the loss and the accuracy ignore them.
+
+    Args:
+        vocabulary: Number of words and symbols.
+        embedding: Size of the embeddings.
+        hidden: Size of the hidden state.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.word_lstm(vocabulary=50)(torch.zeros(2, 20, dtype=torch.int16)).shape
+        torch.Size([2, 50, 20])
     """
     return seeded(lambda: WordLSTM(vocabulary, embedding, hidden), seed)
