@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedmos.config import schema as config
 from fedmos.report.curves import chart
-from fedmos.report.study import study
+from fedmos.report.study import read_study
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent.parent / "examples" / "algorithms.toml"
@@ -20,22 +20,22 @@ CONFIG = HERE.parent.parent / "examples" / "algorithms.toml"
 
 def main() -> None:
     settings = config.load(config.CompareConfig, CONFIG)
-    table = study([Path(sys.argv[1])]).table
+    table = read_study([Path(sys.argv[1])]).table
     name = {method.label: method.algorithm.name for method in settings.methods}
 
     images = HERE / "images"
     images.mkdir(exist_ok=True)
     for kind in dict.fromkeys(name.values()):
-        rows = [row for row in table.rows if row.label == table.baseline or name[row.label] == kind]
-        drawn = chart(replace(table, rows=rows), settings.title)
+        results = [one for one in table.results if one.label == table.baseline or name[one.label] == kind]
+        drawn = chart(replace(table, results=results), settings.title)
         assert drawn is not None
         (images / f"{kind}.svg").write_text(drawn, encoding="utf-8")
 
     wanted = [c for c in table.columns() if not c.detail and not c.heading.startswith("speed-up")]
     lines = ["| " + " | ".join(c.heading for c in wanted) + " |", "|---" + "|---:" * (len(wanted) - 1) + "|"]
-    for row in table.rows:
-        link = f"[{row.label}]({name[row.label].lower()}.md)"
-        lines.append("| " + " | ".join([link, *(c.cell(row) for c in wanted[1:])]) + " |")
+    for result in table.results:
+        link = f"[{result.label}]({name[result.label].lower()}.md)"
+        lines.append("| " + " | ".join([link, *(c.cell(result) for c in wanted[1:])]) + " |")
     (HERE / "README.md").write_text(PAGE.format(table="\n".join(lines), **facts(settings)), encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import pytest
 import fedmos as fm
 from fedmos.config import schema as config
 from fedmos.experiments.compare import compare
-from fedmos.experiments.progress import Lines
+from fedmos.experiments.progress import LineObserver
 from helpers import comparisons
 from helpers.configs import RUN
 
@@ -164,8 +164,8 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
         },
     )
     said = []
-    table = compare(settings, tmp_path, Lines(said.append), workers=1)
-    rows = table.rows
+    table = compare(settings, tmp_path, LineObserver(said.append), workers=1)
+    rows = table.results
     assert rows[0].lr == 0.2
     assert [c.heading for c in table.columns()][2] == "rounds to train_loss 2.2"
     cells = table.cells()

@@ -89,10 +89,10 @@ def test_a_resumed_run_has_the_same(quick, tmp_path):
 
 def test_they_are_drawn(quick, tmp_path):
     from fedmos.report import page
-    from fedmos.report.study import study
+    from fedmos.report.study import read_study
 
     quick(callbacks=[fm.Diagnostics(every=1)], algorithm=fm.FedMoS(lr=0.05), out=tmp_path / "run")
-    html = page.html(study([tmp_path / "run"]))
+    html = page.html(read_study([tmp_path / "run"]))
     assert all(f'id="plot-{measure}"' in html for measure in MEASURES)
 
 

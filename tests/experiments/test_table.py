@@ -13,9 +13,9 @@ import pytest
 import fedmos as fm
 from fedmos.config import schema as config
 from fedmos.experiments.compare import compare
-from fedmos.experiments.progress import Lines, LiveTable, last_record
+from fedmos.experiments.progress import LineObserver, LiveTable, last_record
 from fedmos.experiments.seed_statistics import MethodResult, final_mean, ratio
-from fedmos.experiments.table import Table, as_latex, as_markdown
+from fedmos.experiments.table import ComparisonTable, as_latex, as_markdown
 from helpers import comparisons
 from helpers.histories import history
 
@@ -107,11 +107,11 @@ def test_ratios_without_pairs():
 
 
 def table(**rows):
-    return Table(
+    return ComparisonTable(
         metric="accuracy",
         target=0.5,
         baseline="base",
-        rows=[MethodResult(label=k, lr=None, runs=dict(enumerate(v))) for k, v in rows.items()],
+        results=[MethodResult(label=k, lr=None, runs=dict(enumerate(v))) for k, v in rows.items()],
     )
 
 
@@ -133,7 +133,7 @@ def test_values_that_are_not_finite():
     off = made.to_dict()["methods"][1]
     assert (off["per_seed"]["final"], off["mean"]["final"], off["std"]["final"]) == ([None, None], None, None)
     with pytest.raises(ValueError, match="Cannot take the final accuracy of off for a target because it is nan"):
-        final_mean(made.rows[1], "accuracy")
+        final_mean(made.results[1], "accuracy")
 
 
 def test_no_clock_no_time():
@@ -157,7 +157,7 @@ def test_the_final_value_of_a_baseline_as_a_target(tmp_path):
     finals = [comparisons.lines(tmp_path / "runs" / f"0-lr0.05-seed{s}")[-1]["train_loss"] for s in (0, 1)]
     assert made.target == sum(finals) / 2
     assert made.baseline == "FedAvg"
-    assert all(len(run) == 8 for row in made.rows for run in row.runs.values())
+    assert all(len(run) == 8 for row in made.results for run in row.runs.values())
     for number, row in enumerate(made.to_dict()["methods"]):
         should = comparisons.expected(tmp_path, methods[number], number, "train_loss", made.target, [0, 1])
         assert row["per_seed"]["rounds"] == should["per_seed"]["rounds"]
@@ -208,19 +208,19 @@ def test_more_rounds_seeds_and_methods_are_played_in_the_same_folder(tmp_path):
     first = {"methods": comparisons.METHODS[:1], "seeds": [0], "rounds": 2}
     comparisons.run(tmp_path, **first)
     made = comparisons.run(tmp_path, methods=comparisons.METHODS[:2], seeds=[0, 1], rounds=3, title="another")
-    assert [[len(run) for run in row.runs.values()] for row in made.rows] == [[3, 3], [3, 3]]
+    assert [[len(run) for run in row.runs.values()] for row in made.results] == [[3, 3], [3, 3]]
 
 
 def test_what_is_told_of_a_method_that_diverged_at_once(tmp_path):
     said = []
     methods = [comparisons.METHODS[0] | {"algorithm": {"name": "FedAvg", "lr": 1e38}}]
-    compare(comparisons.settings(methods=methods, seeds=[0]), tmp_path, Lines(said.append), workers=1)
+    compare(comparisons.settings(methods=methods, seeds=[0]), tmp_path, LineObserver(said.append), workers=1)
     assert said == ["FedAvg: rounds to train_loss 2.1: not reached; final train_loss not measured"]
 
 
 def test_watching(tmp_path):
     said = []
-    watch = Lines(said.append)
+    watch = LineObserver(said.append)
     watch.tuned("a", "0.1")
     watch.trained("a", "well")
     assert said == ["a: step size 0.1", "a: well"]

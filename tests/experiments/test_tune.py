@@ -10,10 +10,11 @@ import pytest
 
 from fedmos.config import schema as config
 from fedmos.experiments.compare import caption, compare
-from fedmos.experiments.progress import Lines
-from fedmos.experiments.tune import choose
+from fedmos.experiments.progress import LineObserver
+from fedmos.experiments.runner import tuning_runs
+from fedmos.experiments.tune import choose, trial_of
 from fedmos.report import page
-from fedmos.report.study import study
+from fedmos.report.study import read_study
 from helpers import browser, comparisons
 from helpers.histories import history
 
@@ -40,7 +41,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out, said = tmp_path_factory.mktemp("tuned"), []
-    return out, compare(comparisons.settings(**CHANGES), out, Lines(said.append), workers=1), said
+    return out, compare(comparisons.settings(**CHANGES), out, LineObserver(said.append), workers=1), said
 
 
 def last_loss(folder):
@@ -49,9 +50,9 @@ def last_loss(folder):
 
 def test_each_method_takes_the_best_point_of_its_grid(done):
     out, table, said = done
-    assert [row.label for row in table.rows] == ["FedAvg", "FedProx", "FedAvg, tuned", "FedProx, tuned"]
-    assert [row.lr for row in table.rows[:2]] == [0.01, 0.01]
-    avg, prox = (row.tuned for row in table.rows[2:])
+    assert [row.label for row in table.results] == ["FedAvg", "FedProx", "FedAvg, tuned", "FedProx, tuned"]
+    assert [row.lr for row in table.results[:2]] == [0.01, 0.01]
+    avg, prox = (row.tuned for row in table.results[2:])
     tried = {lr: last_loss(out / "tuning" / f"0-lr{lr:g}-seed9") for lr in (0.1, 0.01)}
     assert avg.values == {"lr": min(tried, key=tried.get)} == {"lr": 0.1}
     assert {one.values["lr"]: one.final for one in avg.tried} == tried | {1e38: None}  # which diverged
@@ -62,7 +63,7 @@ def test_each_method_takes_the_best_point_of_its_grid(done):
     assert tuple(prox.values.values()) == min(tried, key=tried.get)
     assert len(comparisons.lines(out / "tuning" / "0-lr0.1-seed9")) == 4
     assert f"FedProx, tuned: step size {prox}" in said
-    for row in table.rows:
+    for row in table.results:
         name = "-".join(f"{k}{v:g}" for k, v in (row.tuned.values if row.tuned else {"lr": row.lr}).items())
         number = ["FedAvg", "FedProx"].index(row.label.split(",")[0])
         for seed, final in row.final("train_loss").items():
@@ -73,40 +74,40 @@ def test_each_method_takes_the_best_point_of_its_grid(done):
 
 def test_a_choice_at_the_edge_of_the_grid_is_told(done):
     out, table, _ = done
-    assert table.rows[2].tuned.edges == {}
-    mu = table.rows[3].tuned.values["mu"]
-    assert table.rows[3].tuned.edges == {"mu": {0.0: "smallest", 1.0: "largest"}[mu]}
+    assert table.results[2].tuned.edges == {}
+    mu = table.results[3].tuned.values["mu"]
+    assert table.results[3].tuned.edges == {"mu": {0.0: "smallest", 1.0: "largest"}[mu]}
     cells = table.cells()
     assert [line[1] for line in cells[:3]] == ["0.01", "0.01", "0.1"]
-    assert cells[3][1] == f"0.1, mu {mu:g} (mu {table.rows[3].tuned.edges['mu']} tried)"
+    assert cells[3][1] == f"0.1, mu {mu:g} (mu {table.results[3].tuned.edges['mu']} tried)"
     written = json.loads((out / "table.json").read_text())["methods"][3]["tuned"]
-    assert written["values"] == table.rows[3].tuned.values
-    assert written["edges"] == table.rows[3].tuned.edges
+    assert written["values"] == table.results[3].tuned.values
+    assert written["edges"] == table.results[3].tuned.edges
     assert len(written["tried"]) == 6
 
 
 def test_tuned_methods_are_measured_against_the_tuned_baseline(done):
     _, table, _ = done
-    assert [table.reference(row) for row in table.rows] == ["FedAvg", "FedAvg", "FedAvg, tuned", "FedAvg, tuned"]
-    rounds = [table.costs(row.label, "rounds") for row in table.rows]
+    assert [table.reference(row) for row in table.results] == ["FedAvg", "FedAvg", "FedAvg, tuned", "FedAvg, tuned"]
+    rounds = [table.costs(row.label, "rounds") for row in table.results]
     assert all(v is not None for by_seed in rounds[2:] for v in by_seed.values())
-    found = table.speed_up(table.rows[3], "rounds").value
+    found = table.speed_up(table.results[3], "rounds").value
     assert math.isclose(found, sum(rounds[2].values()) / sum(rounds[3].values()))
     assert table.cells()[2][-1] == "baseline"
 
 
 def test_another_baseline_is_that_of_tuned_methods_too(done):
-    made = study([done[0]], baseline="FedProx")
+    made = read_study([done[0]], baseline="FedProx")
     labels = ["FedProx", "FedProx", "FedProx, tuned", "FedProx, tuned"]
-    assert [made.table.reference(row) for row in made.rows] == labels
+    assert [made.table.reference(row) for row in made.results] == labels
     assert "Tuned methods are measured against FedProx, tuned." in page.html(made)
-    made = study([done[0]], baseline="FedProx, tuned")
-    assert {made.table.reference(row) for row in made.rows} == {"FedProx, tuned"}
+    made = read_study([done[0]], baseline="FedProx, tuned")
+    assert {made.table.reference(row) for row in made.results} == {"FedProx, tuned"}
 
 
 def test_the_report_shows_what_was_tried(done):
     out, table, _ = done
-    made = study([out])
+    made = read_study([out])
     assert made.table.cells() == table.cells()
     text = page.html(made)
     for words in ("<h2>Tuning</h2>", 'data-all="tuned">tuned', "mu 1", "diverged", "chosen", "against FedAvg, tuned."):
@@ -121,6 +122,13 @@ def result(values, interrupted=False):
         interrupted=interrupted,
         rounds_to=lambda metric, level: None if (hit := made.first(metric, level)) is None else hit.round,
     )
+
+
+def best_of(settings, results):
+    """The choice from the grid of the first method, whose runs had the given results."""
+    runs = tuning_runs(settings, settings.methods[0])
+    trials = [trial_of(settings, run, result) for run, result in zip(runs, results, strict=True)]
+    return choose(settings.tune, settings.metric, trials)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +150,7 @@ def test_what_is_best(by, runs, lr):
         methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2, 0.3], "seed": 9, "by": by}
     )
     results = [result([0.1], interrupted=True) if run is None else result(run) for run in runs]
-    chosen = choose(settings, settings.tune, settings.methods[0], results)
+    chosen = best_of(settings, results)
     assert chosen.values == {"lr": lr}
     assert chosen.edges == {0.1: {"lr": "smallest"}, 0.2: {}, 0.3: {"lr": "largest"}}[lr]
     assert [one.final is None for one in chosen.tried] == [run is None for run in runs]
@@ -153,7 +161,7 @@ def test_a_run_that_reached_the_target_and_diverged_has_no_final_value():
         methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2], "seed": 9, "by": "final"}
     )
     results = [result([0.1, 0.6]), result([0.7, 0.9], interrupted=True)]
-    chosen = choose(settings, settings.tune, settings.methods[0], results)
+    chosen = best_of(settings, results)
     assert chosen.values == {"lr": 0.1}
     assert chosen.tried[1] == ({"lr": 0.2}, 1, None)
 
@@ -163,7 +171,7 @@ def test_nan_is_the_worst(runs):
     settings = comparisons.settings(
         methods=METHODS[:1], target={"accuracy": 0.5}, tune={"lr": [0.1, 0.2], "seed": 9, "by": "final"}
     )
-    chosen = choose(settings, settings.tune, settings.methods[0], [result(run) for run in runs])
+    chosen = best_of(settings, [result(run) for run in runs])
     assert chosen.values == {"lr": [0.1, 0.2][runs.index([0.1])]}
 
 
@@ -207,7 +215,7 @@ def test_comparing_needs_no_packages_of_the_command_line():
 @pytest.mark.browser
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium here")
 def test_tuned_methods_are_drawn_first_and_others_on_request(done, tmp_path):
-    (tmp_path / "report.html").write_text(page.html(study([done[0]])), "utf-8")
+    (tmp_path / "report.html").write_text(page.html(read_study([done[0]])), "utf-8")
     found = browser.ask(
         tmp_path / "report.html",
         """

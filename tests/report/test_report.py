@@ -13,10 +13,10 @@ import pytest
 import fedmos as fm
 from fedmos.core.history import History, Record
 from fedmos.experiments.seed_statistics import MethodResult
-from fedmos.experiments.table import Table
+from fedmos.experiments.table import ComparisonTable
 from fedmos.report import page
 from fedmos.report.answer import answer
-from fedmos.report.study import Source, Study, parse_target, study
+from fedmos.report.study import ReportSource, ReportStudy, parse_target, read_study
 from helpers import browser, comparisons
 from helpers.histories import history
 
@@ -152,7 +152,7 @@ def test_how_evenly_clients_are_served(comparison, written):
 
 
 def test_reports_are_the_same_each_time(comparison):
-    assert page.html(study([comparison])) == page.html(study([comparison]))
+    assert page.html(read_study([comparison])) == page.html(read_study([comparison]))
 
 
 def test_colours_stand_out_on_light_and_dark_pages():
@@ -185,20 +185,23 @@ def single(tmp_path_factory):
 
 def test_runs_that_differ_in_their_seed_are_one_method(single):
     folders = [single("a0"), single("a1", CONFIG, "seed=1"), single("b0", CONFIG, "algorithm.name=FedMoS")]
-    made = study(folders)
-    assert [(row.label, list(row.runs)) for row in made.rows] == [("FedAvg", [0, 1]), ("FedMoS", [0])]
+    made = read_study(folders)
+    assert [(row.label, list(row.runs)) for row in made.results] == [("FedAvg", [0, 1]), ("FedMoS", [0])]
     assert made.table.cells()[0][2] == "not reached"
     assert "not reached" in page.html(made)
     assert "No method reached accuracy 0.99." in page.html(made)
     other = single("c0", CONFIG, "selection.name=MD")
-    assert [row.label for row in study([folders[0], other]).rows] == ["FedAvg (Uniform)", "FedAvg (MD)"]
+    assert [row.label for row in read_study([folders[0], other]).results] == ["FedAvg (Uniform)", "FedAvg (MD)"]
 
 
 def test_runs_that_differ_in_more_than_their_seed_are_several_methods(single):
     first = single("a0")
     for name, *changes in (("m1", 'model={name="mlp",features=64}'), ("r1", "rounds=3")):
-        made = study([first, single(name, CONFIG, "seed=1", *changes)])
-        assert [(row.label, list(row.runs)) for row in made.rows] == [("FedAvg in a0", [0]), (f"FedAvg in {name}", [1])]
+        made = read_study([first, single(name, CONFIG, "seed=1", *changes)])
+        assert [(row.label, list(row.runs)) for row in made.results] == [
+            ("FedAvg in a0", [0]),
+            (f"FedAvg in {name}", [1]),
+        ]
 
 
 def test_a_baseline_with_other_seeds_is_not_said_to_have_missed_the_target():
@@ -207,7 +210,7 @@ def test_a_baseline_with_other_seeds_is_not_said_to_have_missed_the_target():
         MethodResult(label=label, lr=None, runs={seed: history(values) for seed, values in by_seed.items()})
         for label, by_seed in runs.items()
     ]
-    words = answer(Table(metric="accuracy", target=0.5, baseline="base", rows=rows))
+    words = answer(ComparisonTable(metric="accuracy", target=0.5, baseline="base", results=rows))
     assert words.endswith("3.00 MB; base, the baseline, has no seed in common.")
 
 
@@ -221,8 +224,8 @@ def test_tuned_methods_of_folders_of_one_name_keep_their_own_baselines(tmp_path)
             rounds=2,
             tune={"lr": [0.1], "seed": 9, "rows": "both"},
         )
-    made = study(folders)
-    assert [(row.label, row.against) for row in made.rows if row.against] == [
+    made = read_study(folders)
+    assert [(row.label, row.against) for row in made.results if row.against] == [
         ("2: FedAvg, tuned", "2: FedAvg, tuned"),
         ("4: FedAvg, tuned", "4: FedAvg, tuned"),
     ]
@@ -258,14 +261,14 @@ def test_what_is_refused(single, comparison, tmp_path, quick):
     ]
     for folders, more, sentence in cases:
         with pytest.raises((ValueError, OSError)) as error:
-            study(folders, **more)
+            read_study(folders, **more)
         assert sentence in str(error.value)
-    assert "started from Python" in page.html(study([tmp_path / "p0"]))
+    assert "started from Python" in page.html(read_study([tmp_path / "p0"]))
     unfinished = tmp_path / "cut"
     unfinished.mkdir()
     (unfinished / "comparison.toml").write_bytes((comparison / "comparison.toml").read_bytes())
     with pytest.raises(FileNotFoundError, match="the comparison is not complete; use fedmos compare"):
-        study([unfinished])
+        read_study([unfinished])
 
 
 def test_targets_on_the_command_line():
@@ -284,7 +287,7 @@ def test_targets_on_the_command_line():
 def test_figures(comparison, tmp_path, ending):
     from fedmos.report.plot import plot
 
-    table = study([comparison]).table
+    table = read_study([comparison]).table
     plot(table, tmp_path / f"f.{ending}", ["train_loss", "accuracy"], "megabytes")
     begin = {"pdf": b"%PDF", "png": b"\x89PNG", "svg": b"<?xml"}[ending]
     assert (tmp_path / f"f.{ending}").read_bytes().startswith(begin)
@@ -299,7 +302,12 @@ def test_labels_are_drawn_as_they_are(tmp_path):
         MethodResult(label=label, lr=None, runs={0: history([0.1, 0.2])})
         for label in ("a $x$ or $\\no$", "_b", "c" * 90)
     ]
-    plot(Table(metric="accuracy", target=None, baseline="_b", rows=rows), tmp_path / "f.svg", ["accuracy"], "rounds")
+    plot(
+        ComparisonTable(metric="accuracy", target=None, baseline="_b", results=rows),
+        tmp_path / "f.svg",
+        ["accuracy"],
+        "rounds",
+    )
     drawn = (tmp_path / "f.svg").read_text()
     assert all(f"<!-- {label} -->" in drawn for label in ("a $x$ or $\\no$", "_b", "c" * 40, "c" * 10))
 
@@ -349,9 +357,9 @@ def large(runs=20, rounds=5000):
 
     info = {"clients": 100, "algorithm": "FedAvg(lr=0.1)", "selection": "Uniform(m=2)", "rounds": rounds}
     rows = [MethodResult(label=f"method {i}", lr=0.1, runs={0: history(i)}, infos={0: info}) for i in range(runs)]
-    table = Table(metric="accuracy", target=0.9, baseline="method 0", rows=rows)
-    source = Source(folder="made up", rows=rows, target=("accuracy", 0.9), data=None, text="")
-    return Study("Many runs", "note", table, [source])
+    table = ComparisonTable(metric="accuracy", target=0.9, baseline="method 0", results=rows)
+    source = ReportSource(folder="made up", results=rows, target=("accuracy", 0.9), data=None, text="")
+    return ReportStudy("Many runs", "note", table, [source])
 
 
 needs_browser = pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium here")

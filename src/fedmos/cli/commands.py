@@ -104,10 +104,10 @@ def compare(
 def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     from ..config import schema as config
     from ..experiments import compare
-    from ..experiments.progress import watching
+    from ..experiments.progress import observed
     from ..report.curves import chart
     from ..report.page import html
-    from ..report.study import study
+    from ..report.study import read_study
     from ..storage.files import replace_file
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -115,7 +115,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
 
     settings = config.load(config.CompareConfig, configuration, overrides)
     began = perf_counter()
-    with watching(console, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
+    with observed(console, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
         outcome = compare.compare(settings, out, observer)
     seconds = perf_counter() - began
     table = Table(
@@ -130,7 +130,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     console.print(table)
     if (curves := chart(outcome, settings.title)) is not None:
         replace_file(out / "curves.svg", curves.encode())
-    replace_file(out / "report.html", html(study([out])).encode())
+    replace_file(out / "report.html", html(read_study([out])).encode())
     console.print(
         f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}",
         highlight=False,
@@ -188,11 +188,12 @@ def resume(
     With --set rounds=N, continues a finished run up to N rounds.
     """
     from ..config import schema as config
+    from ..report.run_info import started_from_python
 
     kept = folder / "config.toml"
     if not kept.exists():
         raise FileNotFoundError(f"Cannot resume {folder} because it is not a run's folder: it has no config.toml")
-    if "\nfrom_python = true\n" in kept.read_text("utf-8"):
+    if started_from_python(kept.read_text("utf-8")):
         raise ValueError(
             f"Cannot resume {folder} from the command line because it was started from Python; "
             "use fm.run(..., out=..., resume=True)"

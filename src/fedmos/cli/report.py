@@ -32,10 +32,10 @@ def report(
     Runs that differ only in their seed become one method. Runs on different data or with different targets are refused.
     """
     from ..report.page import html
-    from ..report.study import parse_target, study
+    from ..report.study import parse_target, read_study
     from ..storage.files import explained, replace_file
 
-    page = html(study(runs, parse_target(target), baseline))
+    page = html(read_study(runs, parse_target(target), baseline))
     with explained(f"write {out}", "use another name"):
         replace_file(out, page.encode())
     console.print(f"Report: {out}", highlight=False, markup=False)
@@ -54,11 +54,11 @@ def plot(
     from ..core.history import METRICS
     from ..core.validation import one_of
     from ..report.plot import AXES, plot
-    from ..report.study import parse_target, study
+    from ..report.study import parse_target, read_study
 
     for option, value, allowed in [("--x", x, tuple(AXES)), *(("--metric", name, METRICS) for name in metric or [])]:
         if (fault := one_of(*allowed).fault(value)) is not None:
             raise ValueError(f"{option} must be {fault}, got {value!r}")
-    table = study(runs, parse_target(target)).table
+    table = read_study(runs, parse_target(target)).table
     plot(table, out, metric or [table.metric], x)
     console.print(f"Figure: {out}", highlight=False, markup=False)

@@ -35,7 +35,7 @@ def reproduce(
     from ..experiments.reproduce.command import listing
     from ..experiments.reproduce.command import reproduce as run
     from ..experiments.reproduce.record import merge as merge_records
-    from ..experiments.reproduce.train import Wanted
+    from ..experiments.reproduce.train import ReproduceOptions
     from ..report.reproduction import write_report
     from ..report.reproduction_pages import build
 
@@ -48,18 +48,10 @@ def reproduce(
     elif name is None:
         raise ValueError("NAME must be given; use fedmos reproduce --list for the studies")
     else:
-        wanted = Wanted(rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision)
-        run(
-            name,
-            out,
-            records=records,
-            part=part,
-            wanted=wanted,
-            budget=budget,
-            report=write_report if report else None,
-            say=_say,
-        )
+        options = ReproduceOptions(rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision)
+        writer = write_report if report else None
+        run(name, out, records=records, part=part, options=options, budget=budget, report=writer, echo=_echo)
 
 
-def _say(line: str) -> None:
+def _echo(line: str) -> None:
     print(line, flush=True)

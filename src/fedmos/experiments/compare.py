@@ -1,9 +1,9 @@
-"""Methods side by side: who reaches the target in how many rounds and bytes.
+"""Compare methods: how many rounds and bytes each needs to reach the target.
 
-Every run has a folder of its own, so a comparison that was cut off continues where it was. The runs of a
-method (seeds, points of its grid) train side by side as one program (`fm.run_many`). On a CPU, methods share the
-machine's cores as single-threaded processes, which for many small runs is faster than one after another with all
-cores each; on a GPU, the runs of all methods with the same algorithm are one program.
+Every run has its own folder, so that an interrupted comparison continues where it stopped. The runs of a method
+(seeds, points of its grid) train as one program (`fm.run_many`). On a CPU, methods train in parallel single-threaded
+processes, which for many small runs is faster than one method after another on all cores. On a GPU, the runs of all
+methods with the same algorithm are one program.
 """
 
 from __future__ import annotations
@@ -11,77 +11,54 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from ..config.fields import FinalOf
 from ..config.schema import CompareConfig, Method, Training, Tuning, check_same, load
-from ..run.many import run_many
 from ..run.result import Result
 from ..storage import RunFolder, toml
 from ..storage.files import replace_file
 from .progress import ComparisonObserver
-from .seed_statistics import MethodResult, Tuned, final_mean, spread
-from .table import Table, write
-from .tune import choose
+from .runner import (
+    PlannedMethod,
+    PlannedRun,
+    Runner,
+    mergeable_methods,
+    planned_methods,
+    resolve_target,
+    tuning_runs,
+)
+from .seed_statistics import MethodResult, TunedValues, spread
+from .table import ComparisonTable, write
+from .tune import choose, trial_of
 
 CONFIGURATION = "comparison.toml"
-"""The name, in a comparison's folder, of the configuration that it ran with."""
-
-
-class Job(NamedTuple):
-    """One run of a comparison."""
-
-    method: int
-    values: tuple[tuple[str, float], ...]
-    """The step size, and other fields of the algorithm that come from a grid."""
-    seed: int
-    tuning: bool = False
-
-    def folder(self, out: str | Path) -> Path:
-        name = "-".join(f"{field}{value:g}" for field, value in self.values)
-        return Path(out) / ("tuning" if self.tuning else "runs") / f"{self.method}-{name}-seed{self.seed}"
-
-
-class Entry(NamedTuple):
-    """A row of the table to be."""
-
-    label: str
-    method: int
-    values: tuple[tuple[str, float], ...]
-    tuned: Tuned | None = None
-    against: str | None = None
-
-    def jobs(self, seeds: Sequence[int]) -> list[Job]:
-        return [Job(self.method, self.values, seed) for seed in seeds]
-
-    def row(self, results: Mapping[int, Result]) -> MethodResult:
-        lr = dict(self.values)["lr"]
-        return MethodResult.of(self.label, lr, results, tuned=self.tuned, against=self.against)
-
-
-def entries(config: CompareConfig, chosen: Mapping[int, Tuned]) -> list[Entry]:
-    """The table's rows, as far as is known which values methods (by number) have taken from their grids."""
-    made = []
-    if config.tune is None or config.tune.rows == "both":
-        made = [Entry(m.label, i, (("lr", float(m.algorithm.fields["lr"])),)) for i, m in enumerate(config.methods)]
-    against = config.tuned_as(config.reference) if made else None
-    for i, tuned in sorted(chosen.items()):
-        label = config.tuned_as(config.methods[i].label)
-        made.append(Entry(label, i, tuple(tuned.values.items()), tuned, against))
-    return made
+"""The name, in a comparison's folder, of its configuration."""
 
 
 def compare(
     config: CompareConfig, out: Path, observer: ComparisonObserver | None = None, workers: int | None = None
-) -> Table:
-    """Run every method for every seed, with values of its own, the best of its grid, or both, as configured.
+) -> ComparisonTable:
+    """Run every method for every seed, and write and return the table.
 
-    The table is written to the folder, too.
+    Methods have the values of the configuration, the best of their grid, or both, as `config.tune` says.
+
+    Args:
+        config: Methods, seeds and a target.
+        out: Folder for the runs and the table. A comparison that it holds already continues.
+        observer: Is called as tuning and training of a method begin and end.
+        workers: Number of processes (default: one per CPU core, or one if there is a GPU).
+
+    Raises:
+        ConfigError: If the configuration is invalid, or `out` holds runs with other settings.
+
+    Example:
+        >>> config = load(CompareConfig, "examples/mnist_methods.toml")
+        >>> table = compare(config, Path("runs/mnist_methods"))
     """
     config.check()
     observer = observer or ComparisonObserver()
@@ -89,24 +66,33 @@ def compare(
         _check_same(load(CompareConfig, out / CONFIGURATION), config, out)
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
-    (out / "table.json").unlink(missing_ok=True)  # which says that the comparison is complete
+    (out / "table.json").unlink(missing_ok=True)  # its presence marks a complete comparison
     workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_settle) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker) as pool:
         try:
-            rows = _Comparison(config, out, observer, pool, workers).rows()
+            results = _Comparison(config, out, observer, pool, workers).results()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    table = tabulate(config, rows)
+    target = resolve_target(config, results)
+    table = ComparisonTable(metric=config.metric, target=target, baseline=config.reference, results=results)
     write(table, out)
     return table
 
 
-def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None:
-    """Refuse, before anything is written, to go on with runs of other settings.
+def run_folder(config: CompareConfig, run: PlannedRun, out: Path) -> Path:
+    """Return the folder of a run of the comparison in `out`."""
+    number = [method.label for method in config.methods].index(run.label)
+    values = "-".join(f"{field}{value:g}" for field, value in run.values)
+    return out / ("tuning" if run.tuning else "runs") / f"{number}-{values}-seed{run.seed}"
 
-    Other step sizes, seeds and values of grids, and methods after the last, have folders of their own.
+
+def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None:
+    """Refuse to continue runs with other settings.
+
+    Other step sizes, seeds and grid values, and methods appended to the list, are allowed: their runs have their own
+    folders.
     """
     shared = set(Training.model_fields) - {"rounds", "device", "diagnostics"}
     old, new = before.kept(include=shared), config.kept(include=shared)
@@ -123,134 +109,105 @@ def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None
     check_same(f"the comparison in {out}", old, new)
 
 
-def tabulate(config: CompareConfig, rows: list[MethodResult]) -> Table:
-    """What the rows say of the configuration's target."""
-    level = config.level
-    if isinstance(level, FinalOf):
-        level = final_mean(next(row for row in rows if row.label == level.final_of), config.metric)
-    return Table(metric=config.metric, target=level, baseline=config.reference, rows=rows)
-
-
 class _Comparison:
     """The runs of a comparison, in the processes of a pool."""
 
     def __init__(
         self, config: CompareConfig, out: Path, observer: ComparisonObserver, pool: ProcessPoolExecutor, workers: int
     ) -> None:
-        self._config, self._out, self._onlooker, self._pool = config, out, observer, pool
+        self._config, self._out, self._observer, self._pool = config, out, observer, pool
         self._text = config.model_dump_json()
-        several = workers > 1  # then each method is handed to a process of its own
-        self._groups = [[i] for i in range(len(config.methods))] if several else side_by_side(config.methods)
-        self._parts = -(workers // -len(self._groups))
-        self._begun: dict[Job, Future[None]] = {}
+        parallel = workers > 1  # then every method is a task of its own
+        self._groups = [[method] for method in config.methods] if parallel else mergeable_methods(config.methods)
+        self._tasks_per_group = -(workers // -len(self._groups))
+        self._started: dict[PlannedRun, Future[None]] = {}
 
-    def rows(self) -> list[MethodResult]:
+    def results(self) -> list[MethodResult]:
+        """Train everything, and return the rows of the table."""
         config = self._config
-        chosen = {} if config.tune is None else self._tuned(config.tune)
+        tuned = {} if config.tune is None else self._tune(config.tune)
         for group in self._groups:
-            self._start(group, entries(config, chosen))
-        return [self._row(entry) for entry in entries(config, chosen)]
+            self._start(group, planned_methods(config, tuned))
+        return [self._result(planned) for planned in planned_methods(config, tuned)]
 
-    def _tuned(self, tune: Tuning) -> dict[int, Tuned]:
-        """What each method takes from its grid; the runs of its rows begin as soon as can be."""
-        config, chosen = self._config, dict[int, Tuned]()
-        tries = {
-            i: [Job(i, tuple(point.items()), tune.seed, tuning=True) for point in tune.points(method)]
-            for i, method in enumerate(config.methods)
-        }
-        for i, jobs in tries.items():
-            self._onlooker.tuning(config.tuned_as(config.methods[i].label), self._folders(jobs))
+    def _tune(self, tune: Tuning) -> dict[str, TunedValues]:
+        """Choose values for every method, by label. The runs of the table start as early as possible."""
+        config, tuned = self._config, dict[str, TunedValues]()
+        trials = {method.label: tuning_runs(config, method) for method in config.methods}
+        for label, runs in trials.items():
+            self._observer.tuning(config.tuned_as(label), self._folders(runs))
         for group in self._groups:
-            self._start(group, entries(config, {}), [job for i in group for job in tries[i]])
+            self._start(group, planned_methods(config, {}), [run for method in group for run in trials[method.label]])
         for group in self._groups:
-            for i in group:
-                chosen[i] = choose(config, tune, config.methods[i], self._ended(tries[i]))
-                self._onlooker.tuned(config.tuned_as(config.methods[i].label), str(chosen[i]))
-            self._start(group, entries(config, chosen))
-        return chosen
+            for label in (method.label for method in group):
+                runs = trials[label]
+                results = zip(runs, self._wait(runs), strict=True)
+                tuned[label] = choose(tune, config.metric, [trial_of(config, run, result) for run, result in results])
+                self._observer.tuned(config.tuned_as(label), str(tuned[label]))
+            self._start(group, planned_methods(config, tuned))
+        return tuned
 
-    def _start(self, group: list[int], rows: list[Entry], jobs: Sequence[Job] = ()) -> None:
-        """Begin the runs of a group's rows, and others of its methods, in as many processes as there are to spare."""
-        for entry in rows:
-            own = entry.jobs(self._config.seeds)
-            if entry.method in group and not all(job in self._begun for job in own):
-                self._onlooker.training(entry.label, self._folders(own))
-                jobs = [*jobs, *own]
-        new = [job for job in dict.fromkeys(jobs) if job not in self._begun]
-        width = max(1, -(len(new) // -self._parts))
+    def _start(self, group: list[Method], rows: list[PlannedMethod], runs: Sequence[PlannedRun] = ()) -> None:
+        """Submit `runs` and the runs of a group's rows, except those that have been started, as a few tasks."""
+        for planned in rows:
+            own = planned.runs(self._config.seeds)
+            if planned.method in group and not all(run in self._started for run in own):
+                self._observer.training(planned.label, self._folders(own))
+                runs = [*runs, *own]
+        new = [run for run in dict.fromkeys(runs) if run not in self._started]
+        width = max(1, -(len(new) // -self._tasks_per_group))
         for i in range(0, len(new), width):
-            share = new[i : i + width]
-            future = self._pool.submit(_work, self._text, share, str(self._out))
-            self._begun |= dict.fromkeys(share, future)
+            task = new[i : i + width]
+            future = self._pool.submit(_train, self._text, task, str(self._out))
+            self._started |= dict.fromkeys(task, future)
 
-    def _ended(self, jobs: list[Job]) -> list[Result]:
-        for job in jobs:
-            self._begun[job].result()
-        return [Result.load(folder) for folder in self._folders(jobs)]
+    def _wait(self, runs: list[PlannedRun]) -> list[Result]:
+        for run in runs:
+            self._started[run].result()
+        return [Result.load(folder) for folder in self._folders(runs)]
 
-    def _folders(self, jobs: list[Job]) -> list[Path]:
-        return [job.folder(self._out) for job in jobs]
+    def _folders(self, runs: list[PlannedRun]) -> list[Path]:
+        return [run_folder(self._config, run, self._out) for run in runs]
 
-    def _row(self, entry: Entry) -> MethodResult:
-        results = self._ended(entry.jobs(self._config.seeds))
-        row = entry.row(dict(zip(self._config.seeds, results, strict=True)))
-        self._onlooker.trained(entry.label, _in_short(self._config, row))
-        return row
-
-
-def side_by_side(methods: Sequence[Method]) -> list[list[int]]:
-    """Methods, by number, whose runs can be one program: of one algorithm, the same but for real numbers."""
-    groups: dict[str, list[int]] = {}
-    for i, method in enumerate(methods):
-        fixed = {k: v for k, v in method.algorithm.fields.items() if not isinstance(v, float)}
-        groups.setdefault(f"{method.algorithm.name} {sorted(fixed.items())}", []).append(i)
-    return list(groups.values())
+    def _result(self, planned: PlannedMethod) -> MethodResult:
+        results = self._wait(planned.runs(self._config.seeds))
+        result = planned.result(dict(zip(self._config.seeds, results, strict=True)))
+        self._observer.trained(planned.label, _outcome(self._config, result))
+        return result
 
 
-def _in_short(config: CompareConfig, row: MethodResult) -> str:
-    """What is known of a method before all others have ended."""
-    known = [v for v in row.final(config.metric).values() if v is not None]
+def _outcome(config: CompareConfig, result: MethodResult) -> str:
+    """One line about a method, which needs no other method's results."""
+    known = [v for v in result.final(config.metric).values() if v is not None]
     final = f"final {config.metric} {spread(known, 3) if known else 'not measured'}"
     if isinstance(config.level, FinalOf):
         return final
-    costs = row.costs(config.metric, config.level).values()
+    costs = result.costs(config.metric, config.level).values()
     rounds = spread([None if c is None else c.rounds for c in costs])
     return f"rounds to {config.metric} {config.level:g}: {rounds}; {final}"
 
 
-def _settle() -> None:
-    """Make a process a worker: of one thread, and gone when the comparison's process is, even if that was killed."""
+def _start_worker() -> None:
+    """Use one thread, and end with the parent process, even if that is killed."""
     torch.set_num_threads(1)
-    threading.Thread(target=_follow, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _follow() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # runs go on from their checkpoints
+        os._exit(1)  # runs continue from their checkpoints
 
 
-def _work(text: str, jobs: list[Job], out: str) -> None:
-    """Runs of a group of methods, in a worker, side by side; one that diverges counts as far as it got."""
+def _train(text: str, runs: list[PlannedRun], out: str) -> None:
+    """Train runs in a worker process; `text` is the configuration as JSON."""
     config = CompareConfig.model_validate_json(text)
-    dataset, runs = config.data.load(), []
-    federations = {seed: config.data.make(seed, dataset) for seed in {job.seed for job in jobs}}
-    for job in jobs:
-        method = config.methods[job.method]
-        more = {"out": RunFolder(job.folder(out), light=config.light), "resume": True}
-        if job.tuning and config.tune is not None:
-            more |= {
-                "rounds": config.tune.rounds or config.rounds,
-                "target": config.target if config.tune.by == "rounds" else None,
-            }
-        algorithm = method.algorithm.but(**dict(job.values))
-        runs.append(config.arguments(algorithm, method.selection, job.seed, federations[job.seed], **more))
-    run_many(runs)
+    Runner(config, lambda run: RunFolder(run_folder(config, run, Path(out)), light=config.light)).train(runs)
 
 
 def caption(config: CompareConfig) -> str:
-    """How the numbers of the table came about."""
+    """Return the note below the table: seeds, and where the step sizes come from."""
     how = "its own step size"
     if config.tune is not None:
         tune = config.tune

@@ -1,4 +1,4 @@
-"""Watching a comparison: lines as it goes on, or a table that is redrawn."""
+"""Progress of a comparison: lines, or a table that is redrawn."""
 
 from __future__ import annotations
 
@@ -16,72 +16,72 @@ _TAIL = 2**16
 
 
 class ComparisonObserver:
-    """Override what you need; each is told of a method by its label."""
+    """Is called as tuning and training of a method begin and end. Override the methods you need."""
 
     def tuning(self, label: str, folders: list[Path]) -> None:
-        """Runs for choosing the step size begin."""
+        """The tuning runs of a method begin, in the given folders."""
 
     def tuned(self, label: str, chosen: str) -> None:
-        """The step size, and whatever else the grid has, is chosen."""
+        """The step size, and other fields of the grid, are chosen."""
 
     def training(self, label: str, folders: list[Path]) -> None:
-        """The runs of the table begin."""
+        """The runs of the table begin, in the given folders."""
 
     def trained(self, label: str, outcome: str) -> None:
-        """They have ended."""
+        """The runs of the table have ended."""
 
 
-class Lines(ComparisonObserver):
-    """A line for every end."""
+class LineObserver(ComparisonObserver):
+    """Prints a line when tuning or training of a method has ended."""
 
-    def __init__(self, say: Callable[[str], Any]) -> None:
-        self._say = say
+    def __init__(self, echo: Callable[[str], Any]) -> None:
+        self._echo = echo
 
     def tuned(self, label: str, chosen: str) -> None:
-        self._say(f"{label}: step size {chosen}")
+        self._echo(f"{label}: step size {chosen}")
 
     def trained(self, label: str, outcome: str) -> None:
-        self._say(f"{label}: {outcome}")
+        self._echo(f"{label}: {outcome}")
 
 
 class LiveTable(ComparisonObserver):
-    """A table of all methods, read from the files that the runs write as they go on."""
+    """A table of all methods, read from the metrics files that the runs write."""
 
     def __init__(self, title: str, labels: list[str], rounds: int, metric: str) -> None:
         self._title, self._rounds, self._metric = title, rounds, metric
-        self._doing = dict.fromkeys(labels, "waits")
+        self._state = dict.fromkeys(labels, "waits")
         self._chosen = dict.fromkeys(labels, "")
         self._outcome = dict.fromkeys(labels, "")
         self._folders: dict[str, list[Path]] = {label: [] for label in labels}
 
     def tuning(self, label: str, folders: list[Path]) -> None:
-        self._doing[label], self._folders[label] = "tunes", folders
+        self._state[label], self._folders[label] = "tunes", folders
 
     def tuned(self, label: str, chosen: str) -> None:
-        self._doing[label], self._chosen[label], self._folders[label] = "waits", chosen, []
+        self._state[label], self._chosen[label], self._folders[label] = "waits", chosen, []
 
     def training(self, label: str, folders: list[Path]) -> None:
-        self._doing[label], self._folders[label] = "trains", folders
+        self._state[label], self._folders[label] = "trains", folders
 
     def trained(self, label: str, outcome: str) -> None:
-        self._doing[label], self._outcome[label], self._folders[label] = "done", outcome, []
+        self._state[label], self._outcome[label], self._folders[label] = "done", outcome, []
 
     def table(self) -> Table:
-        """As things stand."""
+        """Draw the current state."""
         from rich.markup import escape
         from rich.table import Table
 
         table = Table(title=escape(self._title), title_justify="left")
         for heading in ("method", "step size", "", "rounds", self._metric):
             table.add_column(heading)
-        for label, doing in self._doing.items():
+        for label, state in self._state.items():
             latest = [record for folder in self._folders[label] if (record := last_record(folder)) is not None]
             rounds = " ".join(str(record["round"]) for record in latest)
             values = " ".join(f"{v:.3f}" for record in latest if (v := record.get(self._metric)) is not None)
             table.add_row(
                 escape(label),
                 self._chosen[label],
-                doing,
+                state,
                 f"{rounds} of {self._rounds}" if rounds else "",
                 escape(self._outcome[label]) or values,
             )
@@ -89,7 +89,7 @@ class LiveTable(ComparisonObserver):
 
 
 def last_record(folder: Path) -> dict[str, Any] | None:
-    """The newest complete line of a run's metrics; None if there is none, or none that is short."""
+    """Return the last complete line of a run's metrics; None if there is none, or it is too long."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             file.seek(0, 2)
@@ -102,13 +102,13 @@ def last_record(folder: Path) -> dict[str, Any] | None:
 
 
 @contextmanager
-def watching(console: Console, title: str, labels: list[str], rounds: int, metric: str) -> Iterator[ComparisonObserver]:
-    """A table that is redrawn where there is a terminal, lines elsewhere."""
+def observed(console: Console, title: str, labels: list[str], rounds: int, metric: str) -> Iterator[ComparisonObserver]:
+    """Yield an observer that redraws a table if the console is a terminal, and else prints lines."""
     from rich.live import Live
 
     if not console.is_terminal:
-        yield Lines(lambda line: console.print(line, highlight=False, markup=False))
+        yield LineObserver(lambda line: console.print(line, highlight=False, markup=False))
         return
-    board = LiveTable(title, labels, rounds, metric)
-    with Live(get_renderable=board.table, console=console, refresh_per_second=2, transient=True):
-        yield board
+    table = LiveTable(title, labels, rounds, metric)
+    with Live(get_renderable=table.table, console=console, refresh_per_second=2, transient=True):
+        yield table

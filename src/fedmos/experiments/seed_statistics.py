@@ -1,4 +1,4 @@
-"""What each method needed to reach a target, and what it had at the end: numbers over seeds."""
+"""Statistics over seeds: the cost of reaching a target, final values, and ratios between methods."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _RESAMPLES = 10_000
 _CONFIDENCE = 0.95
 
 
-class Cost(NamedTuple):
-    """What a run had spent when it reached the target."""
+class TargetCost(NamedTuple):
+    """What a run has spent when it reaches the target."""
 
     rounds: int
     megabytes_down: float
@@ -28,36 +28,36 @@ class Cost(NamedTuple):
     """Simulated; None without a clock."""
 
 
-def cost_to(history: History, metric: str, target: float) -> Cost | None:
-    """None if the target was never reached."""
+def cost_to(history: History, metric: str, target: float) -> TargetCost | None:
+    """Return the cost of reaching a target; None if it was never reached."""
     record = history.first(metric, target)
     if record is None:
         return None
     spent = [r for r in history if r.round <= record.round]
     down, up = sum(r.bytes_down for r in spent), sum(r.bytes_up for r in spent)
-    return Cost(record.round, down / 1e6, up / 1e6, (down + up) / 1e6, record.clock)
+    return TargetCost(record.round, down / 1e6, up / 1e6, (down + up) / 1e6, record.clock)
 
 
-class Tried(NamedTuple):
-    """A point of a grid, and what became of it."""
+class GridTrial(NamedTuple):
+    """A point of a grid and the outcome of its run."""
 
     values: dict[str, float]
     rounds: int | None
-    """To the target; None if it was never reached, or cannot be known yet."""
+    """Rounds to the target; None if it was never reached, or is the final value of a method."""
     final: float | None
     """The target's metric at the end; None for a run that diverged."""
 
 
-class Tuned(NamedTuple):
-    """The numbers that a method took from its grid."""
+class TunedValues(NamedTuple):
+    """The best point of a method's grid."""
 
     values: dict[str, float]
     edges: dict[str, str]
-    """Of those at an end of the grid, beyond which something better may lie: "smallest" or "largest"."""
-    tried: list[Tried]
+    """Fields whose value is at an end of the grid, so that a better one can lie beyond: "smallest" or "largest"."""
+    tried: list[GridTrial]
 
     def __str__(self) -> str:
-        """The step size, other numbers, and a warning where the grid was too narrow."""
+        """Format the step size, other values, and a note for each value at an end of the grid."""
         words = [f"{value:g}" if field == "lr" else f"{field} {value:g}" for field, value in self.values.items()]
         notes = [f"{'' if field == 'lr' else field + ' '}{end} tried" for field, end in self.edges.items()]
         return ", ".join(words) + (f" ({', '.join(notes)})" if notes else "")
@@ -65,22 +65,28 @@ class Tuned(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
-    """One method: its runs, by seed."""
+    """The runs of one method, by seed: a row of the table.
+
+    Example:
+        >>> results = {0: fm.run(...), 1: fm.run(..., seed=1)}
+        >>> MethodResult.of("FedAvg", 0.1, results).final("accuracy")
+    """
 
     label: str
     lr: float | None
     runs: Mapping[int, History]
-    tuned: Tuned | None = None
-    """None for one with numbers of its own."""
+    tuned: TunedValues | None = None
+    """None for a method with the values of the configuration."""
     against: str | None = None
-    """The label of the row that it is measured against, where that is not the table's baseline."""
+    """The label of the method that it is measured against, if that is not the table's baseline."""
     ended_early: frozenset[int] = frozenset()
-    """The seeds whose run diverged or was interrupted."""
+    """Seeds whose run diverged or was interrupted."""
     infos: Mapping[int, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    """What ran, by seed, as a result's `info`."""
+    """The `info` of each run's result."""
 
     @classmethod
     def of(cls, label: str, lr: float | None, results: Mapping[int, Result], **more: Any) -> MethodResult:
+        """Gather the results of a method's runs, by seed; `more` are further fields."""
         return cls(
             label=label,
             lr=lr,
@@ -90,53 +96,57 @@ class MethodResult:
             infos={seed: result.info for seed, result in results.items()},
         )
 
-    def costs(self, metric: str, target: float) -> dict[int, Cost | None]:
-        """By seed."""
+    def costs(self, metric: str, target: float) -> dict[int, TargetCost | None]:
+        """Return the cost of reaching a target, by seed; None where it was never reached."""
         return {seed: cost_to(history, metric, target) for seed, history in self.runs.items()}
 
     def final(self, metric: str) -> dict[int, float | None]:
-        """By seed; None where nothing was measured."""
+        """Return the last value of a metric, by seed; None where it was never measured."""
         return {seed: last_value(history, metric) for seed, history in self.runs.items()}
 
     def worst_clients(self) -> dict[int, float]:
-        """The mean accuracy of the tenth of clients that the final model serves worst, by seed where it is known."""
+        """Return the mean accuracy of the worst 10 % of clients under the final model, by seed where it is known."""
         known = {seed: info.get("client_accuracy", {}) for seed, info in self.infos.items()}
         return {seed: float(found["worst_tenth"]) for seed, found in known.items() if "worst_tenth" in found}
 
 
 def last_value(history: History, metric: str) -> float | None:
-    """The newest value of a metric."""
+    """Return the last measured value of a metric; None if it was never measured."""
     values = [getattr(record, metric) for record in history if getattr(record, metric) is not None]
     return values[-1] if values else None
 
 
-def final_mean(row: MethodResult, metric: str) -> float:
-    """What a method has at the end, in the mean over its seeds."""
-    known = [v for v in row.final(metric).values() if v is not None]
+def final_mean(result: MethodResult, metric: str) -> float:
+    """Return a method's final value, as the mean over its seeds.
+
+    Raises:
+        ValueError: If the metric was never measured, or the mean is not finite.
+    """
+    known = [v for v in result.final(metric).values() if v is not None]
     if not known:
-        raise ValueError(f"Cannot take the final {metric} of {row.label} for a target because it was never measured")
+        raise ValueError(f"Cannot take the final {metric} of {result.label} for a target because it was never measured")
     mean = statistics.mean(known)
     if not math.isfinite(mean):
-        raise ValueError(f"Cannot take the final {metric} of {row.label} for a target because it is {mean}")
+        raise ValueError(f"Cannot take the final {metric} of {result.label} for a target because it is {mean}")
     return mean
 
 
 class Ratio(NamedTuple):
-    """How many times less a method needs than the baseline."""
+    """How many times less a method needs than its baseline."""
 
     value: float
     low: float | None
     high: float | None
-    """A 95 % bootstrap interval over seeds; None for a single seed."""
+    """Ends of the 95 % bootstrap interval over seeds; None for a single seed."""
     seeds: int
-    """In how many seeds both reached the target."""
+    """Number of seeds with which both reached the target."""
 
 
 def ratio(baseline: Mapping[int, float | None], own: Mapping[int, float | None]) -> Ratio | None:
-    """The baseline's mean over the method's, over the seeds in which both are known; None if there are none.
+    """Return the baseline's mean divided by the method's, over the seeds for which both are known; None without any.
 
-    Seeds are drawn again with replacement, both methods' numbers of a seed together: they share its split and its
-    initial weights. The draws are the same in every call.
+    The bootstrap resamples seeds, with both methods' numbers of a seed kept together, because they share its split and
+    its initial weights. The draws are the same in every call.
     """
     pairs = [(baseline[seed], own[seed]) for seed in own if baseline.get(seed) is not None and own[seed] is not None]
     table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
@@ -153,12 +163,19 @@ def ratio(baseline: Mapping[int, float | None], own: Mapping[int, float | None])
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation; nan where not all are finite."""
+    """Return the sample standard deviation; nan if not all values are finite."""
     return statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def spread(values: Sequence[float | None], digits: int = 0) -> str:
-    """mean ± standard deviation; "not reached" where all are missing, and how many were reached where some are."""
+    """Format mean ± standard deviation.
+
+    "not reached" if all values are missing; if some are, a note tells how many are not.
+
+    Example:
+        >>> spread([3, 5, None])
+        '4 ± 1 (2 of 3 reached it)'
+    """
     known = [v for v in values if v is not None]
     if not known:
         return "not reached"

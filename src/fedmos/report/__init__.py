@@ -1,1 +1,1 @@
-"""Tables and figures for people."""
+"""Reports and figures of runs and comparisons."""

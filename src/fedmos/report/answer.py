@@ -1,34 +1,35 @@
-"""The answer of a table in a sentence or two: who needs the least communication, and how sure that is."""
+"""The conclusion of a table in a sentence: the method that needs the least communication, and how certain that is."""
 
 from __future__ import annotations
 
 import statistics
 
 from ..experiments.seed_statistics import MethodResult
-from ..experiments.table import Table
+from ..experiments.table import ComparisonTable
 
 
-def answer(table: Table) -> str:
-    """Plain words; methods that reached the target with every seed come first."""
+def answer(table: ComparisonTable) -> str:
+    """Return the conclusion in plain words. Only methods that reached the target with every seed can be the best."""
     if table.target is None:
         return f"No target was given, so methods are shown by their final {table.metric}."
-    aim = f"{table.metric} {table.target:g}"
+    goal = f"{table.metric} {table.target:g}"
     spent = {
-        row.label: [v for v in table.costs(row.label, "megabytes").values() if v is not None] for row in table.rows
+        result.label: [v for v in table.costs(result.label, "megabytes").values() if v is not None]
+        for result in table.results
     }
-    sure = [row for row in table.rows if len(spent[row.label]) == len(row.runs)]
+    sure = [result for result in table.results if len(spent[result.label]) == len(result.runs)]
     if not any(spent.values()):
-        return f"No method reached {aim}."
+        return f"No method reached {goal}."
     if not sure:
-        return f"No method reached {aim} with every seed."
-    best = min(sure, key=lambda row: statistics.mean(spent[row.label]))
-    words = f"{best.label} needs the least communication to reach {aim}: {statistics.mean(spent[best.label]):.2f} MB"
+        return f"No method reached {goal} with every seed."
+    best = min(sure, key=lambda result: statistics.mean(spent[result.label]))
+    words = f"{best.label} needs the least communication to reach {goal}: {statistics.mean(spent[best.label]):.2f} MB"
     return f"{words}{_compared(table, best)}"
 
 
-def _compared(table: Table, best: MethodResult) -> str:
-    """How much less that is than the baseline's."""
-    if len(table.rows) == 1:
+def _compared(table: ComparisonTable, best: MethodResult) -> str:
+    """Return the second half of the sentence: how much less the best method needs than its baseline."""
+    if len(table.results) == 1:
         return "."
     baseline = table.reference(best)
     if best.label == baseline:

@@ -10,49 +10,48 @@ from typing import Any
 
 from ..core.history import METRICS
 from ..experiments.seed_statistics import MethodResult
-from ..experiments.table import Table
+from ..experiments.table import ComparisonTable
 from .figure import Line, line_chart
 
 MOST = 300
-"""Points of a curve in a report."""
+"""Points of a curve in a report at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Each point is a round: the mean over the seeds that measured it, their range, and how many they are."""
+    """A metric by round: the mean over the seeds that measured it, their range, and their number."""
 
     label: str
     rounds: list[int]
     megabytes: list[float]
     seconds: list[float] | None
-    """Simulated; None without a clock."""
+    """Simulated time; None without a clock."""
     mean: list[float]
     low: list[float]
     high: list[float]
     seeds: list[int]
 
     def thinned(self, most: int = MOST) -> Curve:
-        """With fewer points: the ends, and of each stretch the rounds with the lowest and highest mean."""
+        """Return a curve of at most `most` points: both ends, and the lowest and highest mean of each interval."""
         n = len(self.rounds)
         if n <= most:
             return self
         kept = {0, n - 1}
-        stretches = (most - 2) // 2
-        for i in range(stretches):
-            stretch = range(i * n // stretches, (i + 1) * n // stretches)
-            kept |= {min(stretch, key=self.mean.__getitem__), max(stretch, key=self.mean.__getitem__)}
+        intervals = (most - 2) // 2
+        for i in range(intervals):
+            interval = range(i * n // intervals, (i + 1) * n // intervals)
+            kept |= {min(interval, key=self.mean.__getitem__), max(interval, key=self.mean.__getitem__)}
         order = sorted(kept)
-
         thin: dict[str, Any] = {
             name: [values[i] for i in order] for name, values in vars(self).items() if isinstance(values, list)
         }
         return replace(self, **thin)
 
 
-def curve(row: MethodResult, metric: str) -> Curve:
-    """Of a metric, or of a measure of `fm.Diagnostics`. Values that are not finite are left out."""
+def curve(result: MethodResult, metric: str) -> Curve:
+    """Return the curve of a metric, or of a measure of `fm.Diagnostics`, without values that are not finite."""
     points: dict[int, list[tuple[float, float, float | None]]] = {}
-    for history in row.runs.values():
+    for history in result.runs.values():
         spent = accumulate((r.bytes_down + r.bytes_up) / 1e6 for r in history)
         for record, megabytes in zip(history, spent, strict=True):
             value = getattr(record, metric) if metric in METRICS else (record.diagnostics or {}).get(metric)
@@ -62,7 +61,7 @@ def curve(row: MethodResult, metric: str) -> Curve:
     values = [[value for value, _, _ in points[t]] for t in rounds]
     clocks = [[clock for _, _, clock in points[t] if clock is not None] for t in rounds]
     return Curve(
-        label=row.label,
+        label=result.label,
         rounds=rounds,
         megabytes=[statistics.fmean(m for _, m, _ in points[t]) for t in rounds],
         seconds=[statistics.fmean(c) for c in clocks] if rounds and all(clocks) else None,
@@ -73,9 +72,9 @@ def curve(row: MethodResult, metric: str) -> Curve:
     )
 
 
-def chart(table: Table, title: str) -> str | None:
-    """An SVG document: the target's metric over rounds, mean and range over seeds. None if it was never measured."""
-    curves = [c for c in (curve(row, table.metric).thinned() for row in table.rows) if c.rounds]
+def chart(table: ComparisonTable, title: str) -> str | None:
+    """Return an SVG document of the target's metric over rounds, mean and range; None if it was never measured."""
+    curves = [c for c in (curve(result, table.metric).thinned() for result in table.results) if c.rounds]
     lines = [Line(label=c.label, x=c.rounds, y=c.mean, low=c.low, high=c.high) for c in curves]
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""The report: one HTML file that needs nothing else."""
+"""The report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from ..core.history import METRICS
 from ..evaluation.diagnostics import MEASURES
-from ..experiments.seed_statistics import last_value, spread
+from ..experiments.seed_statistics import spread
 from .answer import answer
-from .chosen import Chosen, chosen
-from .clients import Served, served
+from .client_accuracy import ClientAccuracy, client_accuracy
 from .curves import Curve, curve
-from .split import Split, split
-from .study import Study
+from .participation import Participation, participation
+from .split import SplitFigure, split_figure
+from .study import ReportStudy
 
 COLOURS = ("#4477aa", "#d6455a", "#2e8b57", "#b07d12", "#8d62c4", "#1a8aa5", "#c0589a", "#7a7a7a")
-"""Each stands out from white and from a dark page (contrast 3 or more)."""
+"""Each has a contrast of at least 3 to a white and to a dark page."""
 _TITLES = {
     "accuracy": "test accuracy",
     "test_loss": "test loss",
@@ -28,59 +28,73 @@ _TITLES = {
 }
 _AXES = {"rounds": "round", "megabytes": "megabytes sent, both ways", "seconds": "simulated seconds"}
 _NUMBERS = 10
-"""Rounds in the table under a figure."""
+"""Rounds in the table below a figure."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
-def html(study: Study) -> str:
-    """The page."""
-    table, methods = study.table, [row.label for row in study.rows]
-    measures = {name for row in study.rows for run in row.runs.values() for r in run for name in r.diagnostics or ()}
-    order = [table.metric, *(m for m in METRICS if m != table.metric), *(m for m in MEASURES if m in measures)]
-    curves = {metric: [curve(row, metric) for row in study.rows] for metric in order}
-    curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
-    picture, frequencies = split(study), [chosen(row) for row in study.rows]
-    across, groups = [served(row) for row in study.rows], ["given" if r.tuned is None else "tuned" for r in study.rows]
-    clocked = any(line.seconds is not None for lines in curves.values() for line in lines)
-    axes = {name: words for name, words in _AXES.items() if name != "seconds" or clocked}
+def html(study: ReportStudy) -> str:
+    """Return the page."""
+    curves, axes = _curves(study)
+    accuracies = [client_accuracy(result) for result in study.results]
+    split, participations = split_figure(study), [participation(result) for result in study.results]
+    methods = [result.label for result in study.results]
+    groups = ["given" if result.tuned is None else "tuned" for result in study.results]
     data = {
         "methods": methods,
         "colours": COLOURS,
         "axes": axes,
-        "metrics": [
-            {
-                "name": metric,
-                "title": _title(metric),
-                "target": table.target if metric == table.metric else None,
-                "curves": [_drawn(line) for line in lines],
-            }
-            for metric, lines in curves.items()
-        ],
-        "split": _bubbles(picture) if isinstance(picture, Split) else None,
+        "metrics": [_metric_data(study, metric, lines) for metric, lines in curves.items()],
+        "split": _bubbles(split) if isinstance(split, SplitFigure) else None,
         "groups": groups,
         "styles": [groups[:i].count(group) for i, group in enumerate(groups)],
-        "served": [None if s is None else {"shares": s.shares, "accuracies": _rounded(s.accuracies)} for s in across],
-        "chosen": [None if c is None else {"ranks": c.ranks, "shares": _rounded(c.shares)} for c in frequencies],
+        "served": [
+            None if a is None else {"shares": a.shares, "accuracies": _rounded(a.accuracies)} for a in accuracies
+        ],
+        "chosen": [None if p is None else {"ranks": p.ranks, "shares": _rounded(p.shares)} for p in participations],
     }
     parts = [
         f"<h1>{escape(study.title)}</h1>",
-        f'<p class="answer">{escape(answer(table))}</p>',
+        f'<p class="answer">{escape(answer(study.table))}</p>',
         _outcome(study),
         "<h2>Curves</h2>",
         _controls(axes, methods, groups),
         *(_metric_figure(metric, lines) for metric, lines in curves.items() if metric in METRICS),
         *_diagnostics({measure: lines for measure, lines in curves.items() if measure in MEASURES}),
-        *_served_figure(methods, across),
+        *_client_accuracy_figure(methods, accuracies),
         "<h2>The split</h2>",
-        _split_figure(picture),
+        _split_figure(split),
         "<h2>Who takes part</h2>",
-        _chosen_figure(methods, frequencies),
+        _participation_figure(methods, participations),
         *_tuning(study),
         "<h2>Methods</h2>",
         _methods(study),
         "<h2>Configuration</h2>",
         *(_configuration(str(source.folder), source.text) for source in study.sources),
     ]
+    return _document(study.title, parts, data)
+
+
+def _curves(study: ReportStudy) -> tuple[dict[str, list[Curve]], dict[str, str]]:
+    """Return the curves of every measured metric, the target's first, and the horizontal axes that they have."""
+    results, first = study.results, study.table.metric
+    measured = {name for result in results for run in result.runs.values() for r in run for name in r.diagnostics or ()}
+    order = [first, *(m for m in METRICS if m != first), *(m for m in MEASURES if m in measured)]
+    curves = {metric: [curve(result, metric) for result in results] for metric in order}
+    curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
+    clocked = any(line.seconds is not None for lines in curves.values() for line in lines)
+    return curves, {name: words for name, words in _AXES.items() if name != "seconds" or clocked}
+
+
+def _metric_data(study: ReportStudy, metric: str, lines: list[Curve]) -> dict[str, Any]:
+    return {
+        "name": metric,
+        "title": _title(metric),
+        "target": study.table.target if metric == study.table.metric else None,
+        "curves": [_drawn(line) for line in lines],
+    }
+
+
+def _document(title: str, parts: Sequence[str], data: dict[str, Any]) -> str:
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -88,7 +102,7 @@ def html(study: Study) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <link rel="icon" href="data:,">
-<title>{escape(study.title)}</title>
+<title>{escape(title)}</title>
 <style>{_asset("page.css")}</style>
 </head>
 <body>
@@ -108,12 +122,12 @@ def _asset(name: str) -> str:
 
 
 def _json(data: Any) -> str:
-    """For inside a script element, which "</script" would end."""
+    """Return JSON that can stand in a script element, which "</script" would end."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
-    """As many digits as can be seen."""
+    """Round to six significant digits."""
     return [float(f"{v:.6g}") for v in values]
 
 
@@ -133,11 +147,11 @@ def _drawn(line: Curve) -> dict[str, Any] | None:
     }
 
 
-def _bubbles(picture: Split) -> dict[str, Any]:
-    points = [(i, c, int(n)) for i, line in enumerate(picture.counts) for c, n in enumerate(line) if n > 0]
+def _bubbles(split: SplitFigure) -> dict[str, Any]:
+    points = [(i, c, int(n)) for i, line in enumerate(split.counts) for c, n in enumerate(line) if n > 0]
     return {
-        "clients": picture.clients,
-        "classes": picture.classes,
+        "clients": split.clients,
+        "classes": split.classes,
         "points": points,
         "largest": max((n for _, _, n in points), default=1),
     }
@@ -160,22 +174,22 @@ def _table(caption: str, headings: Iterable[str], lines: Iterable[Sequence[str]]
     )
 
 
-def _outcome(study: Study) -> str:
-    """The table that `fedmos compare` prints, in full."""
+def _outcome(study: ReportStudy) -> str:
+    """Return the table of `fedmos compare` with all columns, and its note."""
     table, words = study.table, study.note
-    if table.target is not None and len(study.rows) > 1:
+    if table.target is not None and len(study.results) > 1:
         words += (
             f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
             " the target; in brackets, a 95 % bootstrap interval over seeds."
         )
-        if against := dict.fromkeys(row.against for row in study.rows if row.against is not None):
+        if against := dict.fromkeys(result.against for result in study.results if result.against is not None):
             words += f" Tuned methods are measured against {' and '.join(against)}."
-    shown = _table("What each method needs", [column.heading for column in table.columns()], table.cells())
-    return shown.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
+    outcome = _table("What each method needs", [column.heading for column in table.columns()], table.cells())
+    return outcome.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
 
 
 def _controls(axes: dict[str, str], methods: list[str], groups: list[str]) -> str:
-    """Switches; of methods that are there both as they are given and tuned, the tuned are shown first."""
+    """Return the switches. If methods are both as configured and tuned, only the tuned are switched on at first."""
     both = len(set(groups)) > 1
     choices = "".join(
         f'<label><input type="radio" name="axis" value="{name}"{" checked" if name == "rounds" else ""}>'
@@ -208,16 +222,16 @@ def _figure(name: str, description: str, caption: str, low: bool = False) -> str
 
 
 def _metric_figure(metric: str, lines: list[Curve]) -> str:
-    """The figure, and some of its numbers as a table for who cannot see it."""
+    """Return the figure, and some of its numbers as a table for readers who cannot see it."""
     known = [line for line in lines if line.rounds]
     last = ", ".join(f"{line.label} {line.mean[-1]:.3f}" for line in known)
     title = _title(metric)
     words = f" ({MEASURES[metric]})" if metric in MEASURES else ""
     caption = f"{title.capitalize()}{words}: mean over seeds, and the range between the lowest and the highest seed."
     rounds = sorted({t for line in known for t in line.rounds})
-    shown = sorted({rounds[i * (len(rounds) - 1) // max(1, _NUMBERS - 1)] for i in range(_NUMBERS)})
+    listed = sorted({rounds[i * (len(rounds) - 1) // max(1, _NUMBERS - 1)] for i in range(_NUMBERS)})
     values = [dict(zip(line.rounds, line.mean, strict=True)) for line in known]
-    cells = [[str(t), *("" if t not in v else f"{v[t]:.4f}" for v in values)] for t in shown]
+    cells = [[str(t), *("" if t not in v else f"{v[t]:.4f}" for v in values)] for t in listed]
     numbers = _table(f"{title.capitalize()}, mean over seeds", ["round", *(line.label for line in known)], cells)
     return (
         _figure(metric, f"Line chart of {title}. At the end: {last}.", caption)
@@ -226,35 +240,35 @@ def _metric_figure(metric: str, lines: list[Curve]) -> str:
 
 
 def _diagnostics(curves: dict[str, list[Curve]]) -> list[str]:
-    """What `fm.Diagnostics` measured, if it did."""
+    """Return the figures of `fm.Diagnostics`, if it was used."""
     figures = [_metric_figure(measure, lines) for measure, lines in curves.items()]
     return ["<h2>Diagnostics</h2>", *figures] if figures else []
 
 
-def _served_figure(methods: list[str], across: list[Served | None]) -> list[str]:
-    """How evenly clients are served, if it was measured."""
-    known = [(label, s) for label, s in zip(methods, across, strict=True) if s is not None]
+def _client_accuracy_figure(methods: list[str], accuracies: list[ClientAccuracy | None]) -> list[str]:
+    """Return the figure of the accuracy per client, if it was measured."""
+    known = [(label, a) for label, a in zip(methods, accuracies, strict=True) if a is not None]
     if not known:
         return []
     caption = (
         "Accuracy of the final model on each client's own training data, clients from the worst to the best, "
         "mean over seeds."
     )
-    cells = [[label, f"{s.worst_tenth:.3f}", f"{s.median:.3f}", f"{s.mean:.3f}"] for label, s in known]
+    cells = [[label, f"{a.worst_tenth:.3f}", f"{a.median:.3f}", f"{a.mean:.3f}"] for label, a in known]
     headings = ["method", "worst 10 % of clients", "median client", "mean over clients"]
     numbers = _table("Accuracy on clients' own data; every client counts the same", headings, cells)
     return ["<h2>Across clients</h2>", _figure("served", caption, caption, low=True) + numbers]
 
 
-def _tuning(study: Study) -> list[str]:
-    """Every point of every grid, if there are any."""
+def _tuning(study: ReportStudy) -> list[str]:
+    """Return a table of all points of the grids, if there are any."""
     metric, lines = study.table.metric, []
-    for row in study.rows:
-        for one in row.tuned.tried if row.tuned is not None else ():
-            values = ", ".join(f"{field} {value:g}" for field, value in one.values.items())
-            final = "diverged" if one.final is None else f"{one.final:.4f}"
-            mark = "chosen" if row.tuned is not None and one.values == row.tuned.values else ""
-            lines.append([row.label, values, "" if one.rounds is None else str(one.rounds), final, mark])
+    for label, tuned in ((result.label, result.tuned) for result in study.results if result.tuned is not None):
+        for trial in tuned.tried:
+            values = ", ".join(f"{field} {value:g}" for field, value in trial.values.items())
+            final = "diverged" if trial.final is None else f"{trial.final:.4f}"
+            mark = "chosen" if trial.values == tuned.values else ""
+            lines.append([label, values, "" if trial.rounds is None else str(trial.rounds), final, mark])
     if not lines:
         return []
     headings = ["method", "values", "rounds to the target", f"last {metric}", ""]
@@ -262,43 +276,39 @@ def _tuning(study: Study) -> list[str]:
     return ["<h2>Tuning</h2>", f"<details><summary>Every point of the grids</summary>{table}</details>"]
 
 
-def _split_figure(picture: Split | str) -> str:
-    if isinstance(picture, str):
-        return f"<p>{escape(picture)}</p>"
+def _split_figure(split: SplitFigure | str) -> str:
+    if isinstance(split, str):
+        return f"<p>{escape(split)}</p>"
     caption = (
-        f"Samples by client and class for seed {picture.seed}: the area of a bubble is their number; "
-        f"{len(picture.clients)} clients, evenly spaced where there are more."
+        f"Samples by client and class for seed {split.seed}: the area of a bubble is their number; "
+        f"{len(split.clients)} clients, evenly spaced where there are more."
     )
-    return _figure("split", caption, caption) + f"<pre>{escape(picture.summary)}</pre>"
+    return _figure("split", caption, caption) + f"<pre>{escape(split.summary)}</pre>"
 
 
-def _chosen_figure(methods: list[str], frequencies: list[Chosen | None]) -> str:
+def _participation_figure(methods: list[str], participations: list[Participation | None]) -> str:
     caption = "How often clients take part: clients in order of their share of the rounds, mean over seeds."
     cells = [
-        [label, f"{c.shares[0]:.1%}", f"{c.shares[-1]:.1%}", f"{c.never:.1%}", f"{c.gini:.2f}"]
-        for label, c in zip(methods, frequencies, strict=True)
-        if c is not None
+        [label, f"{p.shares[0]:.1%}", f"{p.shares[-1]:.1%}", f"{p.never:.1%}", f"{p.gini:.2f}"]
+        for label, p in zip(methods, participations, strict=True)
+        if p is not None
     ]
     headings = ["method", "most frequent client", "least frequent client", "clients never chosen", "gini"]
     skew = "Share of rounds; gini is 0 if all take part equally often, near 1 if few do all the work."
     return _figure("chosen", caption, caption, low=True) + _table(skew, headings, cells)
 
 
-def _methods(study: Study) -> str:
-    """What each method is, and what else was measured of it."""
+def _methods(study: ReportStudy) -> str:
+    """Return a table of each method's settings and of the last value of every metric."""
     fields = ["algorithm", "selection", "local_steps", "local_epochs", "batch_size", "engine", "device", "parameters"]
-    infos = [next(iter(row.infos.values())) for row in study.rows]
+    infos = [next(iter(result.infos.values())) for result in study.results]
     used = [f for f in fields if any(info.get(f) is not None for info in infos)]
     lines = []
-    for row, info in zip(study.rows, infos, strict=True):
-        rounds = "/".join(str(n) for n in sorted({len(run) for run in row.runs.values()}))
-        finals = [
-            spread([v for run in row.runs.values() if (v := last_value(run, metric)) is not None], 4)
-            if any(last_value(run, metric) is not None for run in row.runs.values())
-            else ""
-            for metric in METRICS
-        ]
-        lines.append([row.label, rounds, *finals, *(str(info.get(f, "")) for f in used)])
+    for result, info in zip(study.results, infos, strict=True):
+        rounds = "/".join(str(n) for n in sorted({len(run) for run in result.runs.values()}))
+        known = [[v for v in result.final(metric).values() if v is not None] for metric in METRICS]
+        finals = [spread(values, 4) if values else "" for values in known]
+        lines.append([result.label, rounds, *finals, *(str(info.get(f, "")) for f in used)])
     headings = ["method", "rounds played", *(f"final {_TITLES[metric]}" for metric in METRICS), *used]
     return _table("What ran, and the last value of every metric", headings, lines, "words")
 

@@ -1,4 +1,4 @@
-"""Figures in the papers' style, by matplotlib."""
+"""Figures in the style of papers, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from ..experiments.table import Table
+from ..experiments.table import ComparisonTable
 from ..storage.files import explained
 from .curves import curve
 from .page import COLOURS
@@ -32,19 +32,26 @@ _STYLE: Any = {
     "grid.linewidth": 0.3,
     "grid.color": "#cccccc",
     "lines.linewidth": 1.1,
-    "pdf.fonttype": 42,  # text that stays text, which publishers ask for
+    "pdf.fonttype": 42,  # embed fonts as text, which publishers require
     "svg.hashsalt": "fedmos",
     "text.parse_math": False,  # a dollar in a label is a dollar
 }
 _DASHES = ("-", "--", ":", "-.")
 _WIDTH, _HEIGHT = 3.4, 2.5
-"""Inches: a column of two."""
+"""Size of a panel in inches: one column of a two-column page."""
 _LABEL = 40
-"""Characters of a line in the legend."""
+"""Characters per line of the legend."""
 
 
-def plot(table: Table, out: Path, metrics: Sequence[str], x: str) -> None:
-    """A panel for each metric: mean over seeds, a band between the lowest and the highest, the target dashed."""
+def plot(table: ComparisonTable, out: Path, metrics: Sequence[str], x: str) -> None:
+    """Write a figure with a panel per metric: mean and range over seeds, and the target as a dashed line.
+
+    Args:
+        table: The methods to draw.
+        out: The file; its name ends in .pdf, .png or .svg.
+        metrics: Metrics of the panels.
+        x: Horizontal axis: "rounds", "megabytes" or "seconds".
+    """
     if out.suffix.lower() not in ENDINGS:
         raise ValueError(f"--out must end in one of {', '.join(ENDINGS)}, got {out.name!r}")
     try:
@@ -63,15 +70,15 @@ def plot(table: Table, out: Path, metrics: Sequence[str], x: str) -> None:
             figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
 
 
-def _panel(panel: Any, table: Table, metric: str, x: str) -> None:
+def _panel(panel: Any, table: ComparisonTable, metric: str, x: str) -> None:
     drawn: list[Any] = []
-    for i, row in enumerate(table.rows):
-        line = curve(row, metric)
+    for i, result in enumerate(table.results):
+        line = curve(result, metric)
         along = getattr(line, x)
         if not along:
             continue
         colour, dash = COLOURS[i % len(COLOURS)], _DASHES[i // len(COLOURS) % len(_DASHES)]
-        drawn += panel.plot(along, line.mean, dash, color=colour, label=fill(row.label, _LABEL))
+        drawn += panel.plot(along, line.mean, dash, color=colour, label=fill(result.label, _LABEL))
         if max(line.seeds) > 1:
             panel.fill_between(along, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
     if not drawn:
@@ -81,4 +88,4 @@ def _panel(panel: Any, table: Table, metric: str, x: str) -> None:
     panel.set_xlabel(AXES[x])
     panel.set_ylabel(WORDS[metric])
     panel.margins(x=0)
-    panel.legend(handles=drawn, frameon=False)  # by itself, it leaves out labels that begin with _
+    panel.legend(handles=drawn, frameon=False)  # the default leaves out labels that begin with _

@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..experiments.reproduce.record import Run
-from ..experiments.reproduce.results_table import Sheet
-from ..experiments.reproduce.study import Part, by_key
+from ..experiments.reproduce.record import RunRecord
+from ..experiments.reproduce.results_table import ResultsTable
+from ..experiments.reproduce.study import StudyPart, by_key
 from ..storage.files import replace_file
 from .figure import Line, line_chart
 
@@ -20,7 +20,7 @@ DATA, IMAGES = "data", "images"
 
 
 def build(docs: Path) -> list[Path]:
-    """Write every page of the folder again from the records in its sub-folder; returns what was written."""
+    """Regenerate the pages in a folder from the records in its sub-folder `data`, and return the files written."""
     pages = sorted(page for page in docs.glob("*.md") if _BLOCK.search(page.read_text("utf-8")))
     if not pages:
         raise ValueError(f"Cannot make pages in {docs} because none there has a block for a study")
@@ -28,35 +28,35 @@ def build(docs: Path) -> list[Path]:
     for page in pages:
         text = page.read_text("utf-8")
         for key in blocks(text):
-            sheet = Sheet.of(by_key(key), docs / DATA)
-            drawing = chart(sheet)
+            table = ResultsTable.of(by_key(key), docs / DATA)
+            drawing = chart(table)
             if drawing is not None:
                 (docs / IMAGES).mkdir(exist_ok=True)
-                replace_file(docs / image(sheet.part), drawing.encode())
-                written.append(docs / image(sheet.part))
+                replace_file(docs / image(table.part), drawing.encode())
+                written.append(docs / image(table.part))
         replace_file(page, filled(text, docs / DATA).encode())
         written.append(page)
     return written
 
 
 def blocks(text: str) -> list[str]:
-    """The parts that a page shows, as STUDY/PART."""
+    """Return the parts that a page shows, as STUDY/PART."""
     return [found[1] for found in _BLOCK.finditer(text)]
 
 
 def filled(text: str, data: Path) -> str:
-    """The page with every block made anew."""
+    """Return the text of a page with all blocks regenerated."""
     return _BLOCK.sub(lambda found: _block(found[1], data), text)
 
 
 def _block(key: str, data: Path) -> str:
     part = by_key(key)
-    sheet = Sheet.of(part, data)
-    lines = [_wrapped(f"**{part.title}** ({part.source}). {part.note}"), "", sheet.markdown()]
-    if chart(sheet) is not None:
+    table = ResultsTable.of(part, data)
+    lines = [_wrapped(f"**{part.title}** ({part.source}). {part.note}"), "", table.markdown()]
+    if chart(table) is not None:
         lines += [f"![{part.title}]({image(part)})", ""]
     study, name = part.source_of_runs.key.split("/")
-    lines += [*filter(None, [_wrapped(sheet.facts())]), f"`fedmos reproduce {study} --part {name}`", ""]
+    lines += [*filter(None, [_wrapped(table.facts())]), f"`fedmos reproduce {study} --part {name}`", ""]
     return f"<!-- reproduce {key} -->\n\n" + "\n".join(lines) + "\n<!-- end -->"
 
 
@@ -64,21 +64,22 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text.strip(), 120, break_long_words=False, break_on_hyphens=False)
 
 
-def image(part: Part) -> str:
+def image(part: StudyPart) -> str:
+    """Return the path of a part's figure, relative to the page."""
     return f"{IMAGES}/{part.study}-{part.name}.svg"
 
 
-def chart(sheet: Sheet) -> str | None:
-    """The curves, each the mean over seeds with their range; None if there is nothing to draw."""
-    metric = sheet.part.drawn or next(iter(sheet.part.source_of_runs.table["target"]))
-    lines = [line for label, runs in sheet.runs.items() if (line := _line(label, runs, metric)) is not None]
+def chart(table: ResultsTable) -> str | None:
+    """Return an SVG document of the mean and range over seeds; None if there is nothing to draw."""
+    metric = table.part.drawn or next(iter(table.part.source_of_runs.table["target"]))
+    lines = [line for label, runs in table.runs.items() if (line := _line(label, runs, metric)) is not None]
     if not lines:
         return None
-    words = f"log10 of {metric}" if metric == "excess" else metric.replace("_", " ")
-    return line_chart(lines, title=sheet.part.title, x="round", y=words)
+    axis = f"log10 of {metric}" if metric == "excess" else metric.replace("_", " ")
+    return line_chart(lines, title=table.part.title, x="round", y=axis)
 
 
-def _line(label: str, runs: Sequence[Run], metric: str) -> Line | None:
+def _line(label: str, runs: Sequence[RunRecord], metric: str) -> Line | None:
     points: dict[int, list[float]] = {}
     for run in runs:
         curve = run.get("curve", {})

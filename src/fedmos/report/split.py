@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..data.describe import describe
-from .study import Study
+from .study import ReportStudy
 
 _MOST = 50
+"""Clients that the figure shows at most."""
 
 
-class Split(NamedTuple):
+class SplitFigure(NamedTuple):
     """Some clients, evenly spaced, and their samples of each class."""
 
     seed: int
@@ -20,15 +21,15 @@ class Split(NamedTuple):
     clients: list[int]
     classes: list[str]
     counts: np.ndarray
-    """(clients shown, classes)."""
+    """(clients drawn, classes)."""
 
 
-def split(study: Study) -> Split | str:
-    """The split of the first seed, built again from the configuration, or why it cannot be shown."""
+def split_figure(study: ReportStudy) -> SplitFigure | str:
+    """Rebuild the first seed's split from the configuration; return a sentence if that is not possible."""
     source = next((source for source in study.sources if source.data is not None), None)
     if source is None or source.data is None:
         return "The runs were started from Python, and what they keep does not tell how their data were made."
-    seed, info = next(iter(source.rows[0].infos.items()))
+    seed, info = next(iter(source.results[0].infos.items()))
     try:
         data = source.data.make(seed)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
@@ -38,7 +39,7 @@ def split(study: Study) -> Split | str:
     described = describe(data)
     if described.labels is None:
         return f"Targets are not class numbers.\n{described}"
-    shown = np.unique(np.linspace(0, len(data) - 1, min(_MOST, len(data))).astype(np.int64))
-    counts = described.labels.counts[shown]
+    drawn = np.unique(np.linspace(0, len(data) - 1, min(_MOST, len(data))).astype(np.int64))
+    counts = described.labels.counts[drawn]
     names = data.labels if data.labels is not None and len(data.labels) == counts.shape[1] else range(counts.shape[1])
-    return Split(seed, str(described), shown.tolist(), [str(name) for name in names], counts)
+    return SplitFigure(seed, str(described), drawn.tolist(), [str(name) for name in names], counts)

@@ -1,9 +1,8 @@
-"""What a report is about: runs that can be compared, read from their folders."""
+"""Read the runs of a report from their folders, and check that they can be compared."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,12 @@ from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
 from ..core.validation import suggest
-from ..experiments.compare import CONFIGURATION, caption, entries
-from ..experiments.seed_statistics import MethodResult, Tried, Tuned
-from ..experiments.table import Table
+from ..experiments.compare import CONFIGURATION, caption, run_folder
+from ..experiments.runner import planned_methods
+from ..experiments.seed_statistics import GridTrial, MethodResult, TunedValues
+from ..experiments.table import ComparisonTable
 from ..run.result import Result
+from .run_info import algorithm_of, selector_of, started_from_python
 
 Target = tuple[str, float]
 
@@ -40,65 +41,85 @@ _METHOD = (
     "dtype",
     "precision",
 )
-"""What runs of one method have in common."""
+"""Entries of a run's info that are equal for all runs of one method."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """A folder that was given: its methods, and what it says of data and target."""
+class ReportSource:
+    """A folder of the report: its methods, its data and its target."""
 
     folder: Path
-    rows: list[MethodResult]
+    results: list[MethodResult]
     target: Target | None
     data: DataConfig | None
-    """None for a run from Python, which says nothing of how its data came about."""
+    """None for a run from Python, whose folder does not record how its data were made."""
     text: str
     """The configuration."""
 
 
-class Study(NamedTuple):
+class ReportStudy(NamedTuple):
     """Methods that can be compared, and their table."""
 
     title: str
     note: str
-    """How the numbers came about."""
-    table: Table
-    sources: list[Source]
+    """How the numbers of the table were obtained."""
+    table: ComparisonTable
+    sources: list[ReportSource]
 
     @property
-    def rows(self) -> Sequence[MethodResult]:
-        return self.table.rows
+    def results(self) -> Sequence[MethodResult]:
+        return self.table.results
 
 
-def study(folders: Sequence[Path], target: Target | None = None, baseline: str | None = None) -> Study:
-    """Read runs and comparisons; refuse those that cannot stand in one table."""
+def read_study(folders: Sequence[Path], target: Target | None = None, baseline: str | None = None) -> ReportStudy:
+    """Read the folders of runs and comparisons.
+
+    Args:
+        folders: Folders of runs, of comparisons, or of both.
+        target: Metric and value to reach, if the folders do not record one.
+        baseline: Label of the method that others are measured against.
+
+    Raises:
+        ValueError: If the runs cannot be compared in one table.
+        FileNotFoundError: If a folder holds neither a run nor a complete comparison.
+
+    Example:
+        >>> print(as_markdown(read_study([Path("runs/demo")]).table))
+    """
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError("Cannot report a folder twice; name each folder once")
     sources = [_source(folder) for folder in folders]
-    aim = _common_target(sources, target)
+    common = _common_target(sources, target)
     _check_data(sources)
-    rows = _rows(sources)
-    if aim is not None:
-        _check_ends(rows, aim)
-    labels = [row.label for row in rows]
-    if baseline is not None and baseline not in labels:
+    results = _gather(sources)
+    if common is not None:
+        _check_ends(results, common)
+    if baseline is not None:
+        results = _with_baseline(results, baseline)
+    comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
+    labels = [result.label for result in results]
+    references = [one.reference for one in comparisons if one.reference in labels]
+    table = ComparisonTable(
+        metric=common[0] if common is not None else _measured(results),
+        target=None if common is None else common[1],
+        baseline=baseline or (references or labels)[0],
+        results=results,
+    )
+    if len(comparisons) == len(folders) == 1:
+        return ReportStudy(comparisons[0].title, caption(comparisons[0]), table, sources)
+    note = "Mean ± standard deviation over seeds. MB count both directions."
+    return ReportStudy(_title(folders), note, table, sources)
+
+
+def _with_baseline(results: list[MethodResult], baseline: str) -> list[MethodResult]:
+    """Measure tuned methods against the tuned form of another baseline, if there is one."""
+    labels = [result.label for result in results]
+    if baseline not in labels:
         raise ValueError(
             f"--baseline must be one of {', '.join(labels)}, got {format_value(baseline)}{suggest(baseline, labels)}"
         )
-    if baseline is not None:
-        against = tuned_label(baseline) if tuned_label(baseline) in labels else None
-        rows = [row if row.against is None else replace(row, against=against) for row in rows]
-    comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
-    references = [one.reference for one in comparisons if one.reference in labels]
-    table = Table(
-        metric=aim[0] if aim is not None else _measured(rows),
-        target=None if aim is None else aim[1],
-        baseline=baseline or (references or labels)[0],
-        rows=rows,
-    )
-    if len(comparisons) == len(folders) == 1:
-        return Study(comparisons[0].title, caption(comparisons[0]), table, sources)
-    return Study(_title(folders), "Mean ± standard deviation over seeds. MB count both directions.", table, sources)
+    against = tuned_label(baseline) if tuned_label(baseline) in labels else None
+    return [result if result.against is None else replace(result, against=against) for result in results]
 
 
 def _title(folders: Sequence[Path]) -> str:
@@ -106,7 +127,7 @@ def _title(folders: Sequence[Path]) -> str:
     return names if len(folders) <= 4 else f"{names} and {len(folders) - 4} more"
 
 
-def _source(folder: Path) -> Source:
+def _source(folder: Path) -> ReportSource:
     if (folder / CONFIGURATION).exists():
         return _comparison(folder)
     if (folder / "checkpoints").is_dir():
@@ -114,12 +135,13 @@ def _source(folder: Path) -> Source:
     raise FileNotFoundError(f"Cannot report {folder} because it is the folder of neither a run nor a comparison")
 
 
-def _comparison(folder: Path) -> Source:
+def _comparison(folder: Path) -> ReportSource:
     settings = config.load(CompareConfig, folder / CONFIGURATION)
     try:
         table = json.loads((folder / "table.json").read_text("utf-8"))
-        chosen = dict(enumerate(_tuned(m["tuned"]) for m in table["methods"] if m["tuned"] is not None))
-        made = entries(settings, chosen)
+        tuned = [_tuned(m["tuned"]) for m in table["methods"] if m["tuned"] is not None]
+        labels = [method.label for method in settings.methods] if settings.tune is not None else []
+        planned = planned_methods(settings, dict(zip(labels, tuned, strict=True)))
         target = (str(table["metric"]), float(table["target"]))
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -127,93 +149,87 @@ def _comparison(folder: Path) -> Source:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"Cannot report {folder} because its table.json is damaged: {error!r}") from error
-    read = [{job.seed: Result.load(job.folder(folder)) for job in entry.jobs(settings.seeds)} for entry in made]
-    rows = [entry.row(results) for entry, results in zip(made, read, strict=True)]
+    results = [
+        one.result({run.seed: Result.load(run_folder(settings, run, folder)) for run in one.runs(settings.seeds)})
+        for one in planned
+    ]
     text = (folder / CONFIGURATION).read_text("utf-8")
-    return Source(folder=folder, rows=rows, target=target, data=settings.data, text=text)
+    return ReportSource(folder=folder, results=results, target=target, data=settings.data, text=text)
 
 
-def _tuned(table: Mapping[str, Any]) -> Tuned:
-    """From a table's file."""
-    return Tuned(dict(table["values"]), dict(table["edges"]), [Tried(**one) for one in table["tried"]])
+def _tuned(table: Mapping[str, Any]) -> TunedValues:
+    """Read the tuned values of a method from table.json."""
+    return TunedValues(dict(table["values"]), dict(table["edges"]), [GridTrial(**one) for one in table["tried"]])
 
 
-def _run(folder: Path) -> Source:
+def _run(folder: Path) -> ReportSource:
     result, path = Result.load(folder), folder / "config.toml"
     text = path.read_text("utf-8") if path.exists() else ""
     settings = None
-    if text and "\nfrom_python = true\n" not in text:
+    if text and not started_from_python(text):
         settings = config.load(RunConfig, path)
     target: Target | None = None
     if settings is not None and settings.target:
         if len(settings.target) > 1:
             raise ValueError(f"Cannot report {folder} because its target is of several metrics; a table has one")
         target = next(iter(settings.target.items()))
-    info = result.info
-    row = MethodResult.of(info["algorithm"].split("(")[0], _lr(info["algorithm"]), {int(info["seed"]): result})
-    return Source(folder=folder, rows=[row], target=target, data=None if settings is None else settings.data, text=text)
+    data = None if settings is None else settings.data
+    return ReportSource(folder=folder, results=[_single(result)], target=target, data=data, text=text)
 
 
-def _lr(algorithm: str) -> float | None:
-    """The step size in the words for an algorithm."""
-    found = re.search(r"\blr=([0-9.e+-]+)", algorithm)
-    return None if found is None else float(found[1])
+def _single(result: Result) -> MethodResult:
+    algorithm = algorithm_of(result.info)
+    lr = algorithm.fields.get("lr")
+    return MethodResult.of(algorithm.name, None if lr is None else float(lr), {int(result.info["seed"]): result})
 
 
-def _rows(sources: list[Source]) -> list[MethodResult]:
-    """Methods under labels of their own; single runs that differ only in their seed are one method."""
-    gathered: dict[Any, list[tuple[Source, MethodResult]]] = {}
+def _gather(sources: list[ReportSource]) -> list[MethodResult]:
+    """Return the methods with distinct labels. Single runs that differ only in their seed are one method."""
+    gathered: dict[Any, list[tuple[ReportSource, MethodResult]]] = {}
     for source in sources:
-        for number, row in enumerate(source.rows):
+        for number, result in enumerate(source.results):
             single = not (source.folder / CONFIGURATION).exists()
-            info = next(iter(row.infos.values()))
+            info = next(iter(result.infos.values()))
             key = json.dumps([info.get(f) for f in _METHOD]) if single else (str(source.folder), number)
-            gathered.setdefault(key, []).append((source, row))
-    rows: list[MethodResult] = []
-    for parts in gathered.values():
-        seeds = [seed for _, row in parts for seed in row.runs]
-        if len(set(seeds)) < len(seeds):
-            names = " and ".join(str(source.folder) for source, _ in parts)
-            raise ValueError(f"Cannot report {names} together because they are one method with the same seed")
-        first = parts[0][1]
-        rows.append(
-            replace(
-                first,
-                runs=_merged([row.runs for _, row in parts]),
-                ended_early=frozenset(seed for _, row in parts for seed in row.ended_early),
-                infos=_merged([row.infos for _, row in parts]),
-            )
-        )
-    return _told_apart(rows, [parts[0][0].folder for parts in gathered.values()])
+            gathered.setdefault(key, []).append((source, result))
+    results = [_join(parts) for parts in gathered.values()]
+    return _with_distinct_labels(results, [parts[0][0].folder for parts in gathered.values()])
 
 
-def _merged(parts: Sequence[Mapping[int, Any]]) -> dict[int, Any]:
-    return {seed: value for part in parts for seed, value in part.items()}
-
-
-def _told_apart(rows: list[MethodResult], folders: list[Path]) -> list[MethodResult]:
-    """With labels that differ: by selector where algorithms are the same, then in full, then by folder."""
-
-    def info(row: MethodResult, field: str) -> str:
-        return str(next(iter(row.infos.values())).get(field))
-
-    ways = (
-        [row.label for row in rows],
-        [f"{row.label} ({info(row, 'selection').split('(')[0]})" for row in rows],
-        [f"{info(row, 'algorithm')}, {info(row, 'selection')}" for row in rows],
-        [f"{row.label} in {folder.name}" for row, folder in zip(rows, folders, strict=True)],
-        [f"{number}: {row.label}" for number, row in enumerate(rows, 1)],
+def _join(parts: list[tuple[ReportSource, MethodResult]]) -> MethodResult:
+    """Join runs of one method from several folders."""
+    seeds = [seed for _, result in parts for seed in result.runs]
+    if len(set(seeds)) < len(seeds):
+        names = " and ".join(str(source.folder) for source, _ in parts)
+        raise ValueError(f"Cannot report {names} together because they are one method with the same seed")
+    return replace(
+        parts[0][1],
+        runs={seed: history for _, result in parts for seed, history in result.runs.items()},
+        ended_early=frozenset(seed for _, result in parts for seed in result.ended_early),
+        infos={seed: info for _, result in parts for seed, info in result.infos.items()},
     )
-    labels = next(way for way in ways if len(set(way)) == len(way))
-    own = {(folder, row.label): label for folder, label, row in zip(folders, labels, rows, strict=True)}
+
+
+def _with_distinct_labels(results: list[MethodResult], folders: list[Path]) -> list[MethodResult]:
+    """Add to equal labels the selector, then all fields, then the folder, then a number, until they differ."""
+    infos = [next(iter(result.infos.values())) for result in results]
+    candidates = (
+        [result.label for result in results],
+        [f"{result.label} ({selector_of(info).name})" for result, info in zip(results, infos, strict=True)],
+        [f"{info.get('algorithm')}, {info.get('selection')}" for info in infos],
+        [f"{result.label} in {folder.name}" for result, folder in zip(results, folders, strict=True)],
+        [f"{number}: {result.label}" for number, result in enumerate(results, 1)],
+    )
+    labels = next(labels for labels in candidates if len(set(labels)) == len(labels))
+    renamed = {(folder, result.label): label for folder, label, result in zip(folders, labels, results, strict=True)}
     return [
-        replace(row, label=label, against=None if row.against is None else own[folder, row.against])
-        for folder, label, row in zip(folders, labels, rows, strict=True)
+        replace(result, label=label, against=None if result.against is None else renamed[folder, result.against])
+        for folder, label, result in zip(folders, labels, results, strict=True)
     ]
 
 
-def _common_target(sources: list[Source], asked: Target | None) -> Target | None:
-    """The one that all have in view; refuse if there are several."""
+def _common_target(sources: list[ReportSource], asked: Target | None) -> Target | None:
+    """Return the target of all sources; raise an error if there are several."""
     given = [(f"{source.folder} is to reach", source.target) for source in sources if source.target is not None]
     if asked is not None:
         given.append(("--target asks for", asked))
@@ -227,8 +243,8 @@ def _common_target(sources: list[Source], asked: Target | None) -> Target | None
     return given[0][1] if given else None
 
 
-def _check_data(sources: list[Source]) -> None:
-    """Refuse runs on different data: as their configurations tell, or the fingerprints of runs with the same seed."""
+def _check_data(sources: list[ReportSource]) -> None:
+    """Refuse runs on different data, by their configurations or by the fingerprints of runs with the same seed."""
     first = sources[0]
     for source in sources[1:]:
         together = f"Cannot report {first.folder} and {source.folder} together because"
@@ -245,40 +261,40 @@ def _check_data(sources: list[Source]) -> None:
         if not shared and set(mine.values()) != set(theirs.values()):
             raise ValueError(f"{together} nothing tells whether their data are the same: they have no seed in common")
     for source in sources:
-        for row in source.rows[1:]:
-            if any(
-                row.infos[s].get("data") != i.get("data") for s, i in source.rows[0].infos.items() if s in row.infos
-            ):
+        first_infos = source.results[0].infos
+        for result in source.results[1:]:
+            shared = [seed for seed in first_infos if seed in result.infos]
+            if any(result.infos[seed].get("data") != first_infos[seed].get("data") for seed in shared):
                 raise ValueError(f"Cannot report {source.folder} because its methods ran on different data")
 
 
-def _fingerprints(source: Source) -> dict[int, Any]:
-    return {seed: info.get("data", f"unknown, of {source.folder}") for seed, info in source.rows[0].infos.items()}
+def _fingerprints(source: ReportSource) -> dict[int, Any]:
+    return {seed: info.get("data", f"unknown, of {source.folder}") for seed, info in source.results[0].infos.items()}
 
 
-def _check_ends(rows: list[MethodResult], target: Target) -> None:
-    """Refuse runs that ended at a target of their own before they could reach this one."""
+def _check_ends(results: list[MethodResult], target: Target) -> None:
+    """Refuse runs that stopped at another target before they could reach this one."""
     metric, value = target
-    for row in rows:
-        for seed, history in row.runs.items():
-            planned = int(row.infos[seed]["rounds"])
-            if seed not in row.ended_early and len(history) < planned and history.first(metric, value) is None:
+    for result in results:
+        for seed, history in result.runs.items():
+            planned = int(result.infos[seed]["rounds"])
+            if seed not in result.ended_early and len(history) < planned and history.first(metric, value) is None:
                 raise ValueError(
-                    f"Cannot judge {row.label} by {metric} {value:g} because its run with seed {seed} ended after "
+                    f"Cannot judge {result.label} by {metric} {value:g} because its run with seed {seed} ended after "
                     f"{len(history)} of {planned} rounds, at a target of its own"
                 )
 
 
-def _measured(rows: list[MethodResult]) -> str:
-    """The metric to show where there is no target."""
+def _measured(results: list[MethodResult]) -> str:
+    """Return the metric to show if there is no target."""
     for metric in ("accuracy", "test_loss", "train_accuracy", "train_loss"):
-        if all(any(v is not None for v in row.final(metric).values()) for row in rows):
+        if all(any(v is not None for v in result.final(metric).values()) for result in results):
             return metric
     raise ValueError("Cannot report the runs because there is no metric that was measured in all")
 
 
 def parse_target(text: str | None) -> Target | None:
-    """From "accuracy=0.9"."""
+    """Parse "accuracy=0.9" into metric and value; None for None."""
     if text is None:
         return None
     metric, _, number = text.partition("=")

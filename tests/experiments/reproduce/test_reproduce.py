@@ -16,9 +16,11 @@ from fedmos.cli.commands import app
 from fedmos.config.schema import DataConfig, Training
 from fedmos.data.federated import Normalize
 from fedmos.experiments.reproduce import command, quadratic, study
-from fedmos.experiments.reproduce.record import Job, Records, fingerprint, merge
-from fedmos.experiments.reproduce.results_table import NOT_RUN, Sheet
-from fedmos.experiments.reproduce.train import Deadline, Trainer, Wanted, train
+from fedmos.experiments.reproduce.record import StudyRecords, fingerprint, merge, run_folder
+from fedmos.experiments.reproduce.results_table import NOT_RUN, ResultsTable
+from fedmos.experiments.reproduce.train import Deadline, PartTrainer, ReproduceOptions, train
+from fedmos.experiments.runner import PlannedRun
+from fedmos.experiments.tune import penalty
 from fedmos.report import reproduction_pages as pages
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"
@@ -185,35 +187,35 @@ def without_time(path: Path) -> list:
 
 def test_a_study_that_is_cut_off_ends_like_one_that_is_not(tiny, tmp_path):
     part = tiny.part("plain")
-    train(part, Wanted(), tmp_path / "a", Records(tmp_path / "a", "tiny"), Deadline(), silent)
+    train(part, ReproduceOptions(), tmp_path / "a", StudyRecords(tmp_path / "a", "tiny"), Deadline(), silent)
     whole = without_time(tmp_path / "a" / "tiny.json")
     assert [run["ended"] for _, runs in whole for run in runs] == ["complete"] * 6
 
     for left in (9, 1000):
-        train(part, Wanted(), tmp_path / "b", Records(tmp_path / "b", "tiny"), AfterRounds(left), silent)
-        runs = Records(tmp_path / "b", "tiny").runs(part)
+        train(part, ReproduceOptions(), tmp_path / "b", StudyRecords(tmp_path / "b", "tiny"), AfterRounds(left), silent)
+        runs = StudyRecords(tmp_path / "b", "tiny").runs(part)
         assert all(run["ended"] == "complete" for run in runs) == (left == 1000)
     assert without_time(tmp_path / "b" / "tiny.json") == whole
 
 
 def test_a_part_of_a_study_can_be_run_and_continued(tiny, tmp_path):
     part, said = tiny.part("plain"), []
-    records = Records(tmp_path, "tiny")
-    train(part, Wanted(rounds=2, seeds=1, methods="fed*"), tmp_path, records, Deadline(), said.append)
+    records = StudyRecords(tmp_path, "tiny")
+    train(part, ReproduceOptions(rounds=2, seeds=1, methods="fed*"), tmp_path, records, Deadline(), said.append)
     assert [(r["method"], r["seed"], r["rounds"]) for r in records.runs(part)] == [("FedAvg", 0, 2), ("FedMoS", 0, 2)]
     before = len(said)
-    train(part, Wanted(rounds=2, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+    train(part, ReproduceOptions(rounds=2, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
     assert len(said) == before  # there was nothing to do
-    train(part, Wanted(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+    train(part, ReproduceOptions(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
     assert [(r["method"], r["rounds"]) for r in records.runs(part)] == [("FedAvg", 6), ("FedMoS", 2)]
 
 
 def test_records_are_what_the_runs_measured(tiny, tmp_path):
     part = tiny.part("plain")
-    records = Records(tmp_path, "tiny")
-    train(part, Wanted(methods="faster"), tmp_path, records, Deadline(), silent)
+    records = StudyRecords(tmp_path, "tiny")
+    train(part, ReproduceOptions(methods="faster"), tmp_path, records, Deadline(), silent)
     for run in records.runs(part):
-        history = fm.Result.load(Job("faster", 0.1, run["seed"]).folder(tmp_path)).history
+        history = fm.Result.load(run_folder(PlannedRun("faster", (("lr", 0.1),), run["seed"]), tmp_path)).history
         assert run["last"]["accuracy"] == pytest.approx(history[-1].accuracy, rel=1e-5)
         hits = [r.round for r in history if r.train_loss <= 2.2]
         spent = sum(r.bytes_down + r.bytes_up for r in history if r.round <= hits[0]) / 1e6
@@ -224,29 +226,36 @@ def test_records_are_what_the_runs_measured(tiny, tmp_path):
 
 def test_tuning_takes_the_better_step_size(tiny, tmp_path):
     part = tiny.part("tuned")
-    records = Records(tmp_path, "tiny")
-    train(part, Wanted(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
+    records = StudyRecords(tmp_path, "tiny")
+    train(part, ReproduceOptions(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
     assert records.tuned(part) == {"FedAvg": 0.1}
     assert [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)] == [(0.001, 3), (0.1, 3)]
     assert [(r["lr"], r["seed"], r["rounds"]) for r in records.runs(part)] == [(0.1, 0, 6)]
-    assert Sheet.of(part, tmp_path).rows()[0][:4] == ["FedAvg", "0.1 (largest tried)", "1", "6"]
+    assert ResultsTable.of(part, tmp_path).rows()[0][:4] == ["FedAvg", "0.1 (largest tried)", "1", "6"]
 
 
 def test_a_trial_that_is_beaten_is_not_continued(tiny, tmp_path):
     """Judged by the rounds to a target, which one of two reached in fewer than the other has had without."""
     part, said = tiny.part("tuned"), []
     part = replace(part, table=part.table | {"tune": {"lr": [0.001, 0.3], "seed": 9, "by": "rounds"}})
-    records = Records(tmp_path, "tiny")
-    train(part, Wanted(rounds=4, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+    records = StudyRecords(tmp_path, "tiny")
+    train(part, ReproduceOptions(rounds=4, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
     before = [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)]
     assert before[0] == (0.001, 4)
     assert before[1][1] < 4
-    train(part, Wanted(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+    train(part, ReproduceOptions(seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
     assert [(r["lr"], r["rounds"]) for r in records.runs(part, tuning=True)] == before
     assert [(r["lr"], r["rounds"]) for r in records.runs(part)] == [(0.3, 6)]
     slower = replace(part, table=part.table | {"tune": {"lr": [0.001, 0.002], "seed": 9, "by": "rounds"}})
     for rounds in (4, None):  # neither gets there: both go on
-        train(slower, Wanted(rounds=rounds, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), said.append)
+        train(
+            slower,
+            ReproduceOptions(rounds=rounds, seeds=1, methods="FedAvg"),
+            tmp_path,
+            records,
+            Deadline(),
+            said.append,
+        )
         trials = [(r["lr"], r["rounds"]) for r in records.runs(slower, tuning=True)]
         assert trials == [(0.001, rounds or 6), (0.002, rounds or 6)]
 
@@ -254,9 +263,9 @@ def test_a_trial_that_is_beaten_is_not_continued(tiny, tmp_path):
 def test_methods_that_a_part_does_not_show_are_not_trained(tmp_path):
     some = TINY | {"parts": {"some": TINY["parts"]["plain"] | {"shows": ["faster"], "published": {}}}}
     part, said = study.read("tiny", some).part("some"), []
-    records = Records(tmp_path, "tiny")
+    records = StudyRecords(tmp_path, "tiny")
     for _ in range(2):
-        train(part, Wanted(rounds=1, seeds=1), tmp_path, records, Deadline(), said.append)
+        train(part, ReproduceOptions(rounds=1, seeds=1), tmp_path, records, Deadline(), said.append)
     assert [run["method"] for _, run in records.all_runs()] == ["faster"]
     assert len(said) == 1
 
@@ -265,9 +274,9 @@ def test_runs_that_diverge_are_not_tried_again(tiny, tmp_path):
     part = tiny.part("plain")
     methods = [dict(TINY["base"]["methods"][0], algorithm={"name": "FedAvg", "lr": 3e38})]
     part = replace(part, table=part.table | {"methods": methods})
-    records, said = Records(tmp_path, "tiny"), []
+    records, said = StudyRecords(tmp_path, "tiny"), []
     for _ in range(2):
-        train(part, Wanted(seeds=1), tmp_path, records, Deadline(), said.append)
+        train(part, ReproduceOptions(seeds=1), tmp_path, records, Deadline(), said.append)
     (run,) = records.runs(part)
     assert run["ended"] == "diverged"
     assert len(said) == 1
@@ -275,8 +284,8 @@ def test_runs_that_diverge_are_not_tried_again(tiny, tmp_path):
 
 def test_a_record_of_another_configuration_does_not_count(tiny, tmp_path):
     part = tiny.part("plain")
-    records = Records(tmp_path, "tiny")
-    train(part, Wanted(rounds=1, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
+    records = StudyRecords(tmp_path, "tiny")
+    train(part, ReproduceOptions(rounds=1, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
     changed = replace(part, table=part.table | {"batch_size": 5})
     assert [len(records.runs(p)) for p in (part, changed)] == [1, 0]
     longer = replace(part, table=part.table | {"rounds": 100, "precision": "bf16"})
@@ -285,17 +294,17 @@ def test_a_record_of_another_configuration_does_not_count(tiny, tmp_path):
 
 def test_a_record_of_another_step_size_does_not_count(tiny, tmp_path):
     """Not the method's own, nor of its grid; nor does a choice count where there is nothing to choose from."""
-    part, records = tiny.part("plain"), Records(tmp_path, "tiny")
-    train(part, Wanted(rounds=1, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
+    part, records = tiny.part("plain"), StudyRecords(tmp_path, "tiny")
+    train(part, ReproduceOptions(rounds=1, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
     method = dict(TINY["base"]["methods"][0], algorithm={"name": "FedAvg", "lr": 0.2})
     changed = replace(part, table=part.table | {"methods": [method]})
     assert [len(records.runs(p)) for p in (part, changed)] == [1, 0]
     records.tuned(part)["FedAvg"] = 0.3
     records.write()
-    assert len(Sheet.of(part, tmp_path).runs["FedAvg"]) == 1
+    assert len(ResultsTable.of(part, tmp_path).runs["FedAvg"]) == 1
 
     tuned = tiny.part("tuned")
-    train(tuned, Wanted(rounds=1, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
+    train(tuned, ReproduceOptions(rounds=1, seeds=1, methods="FedAvg"), tmp_path, records, Deadline(), silent)
     changed = replace(tuned, table=tuned.table | {"tune": tuned.table["tune"] | {"lr": [0.1, 0.5]}})
     assert [[r["lr"] for r in records.runs(p, tuning=True)] for p in (tuned, changed)] == [[0.001, 0.1], [0.1]]
 
@@ -303,13 +312,15 @@ def test_a_record_of_another_step_size_does_not_count(tiny, tmp_path):
 def test_merging_leaves_out_what_does_not_count(tiny, tmp_path):
     part = tiny.part("tuned")
     for folder in ("mine", "old"):
-        records = Records(tmp_path / folder, "tiny")
-        train(part, Wanted(rounds=1, seeds=1, methods="FedAvg"), tmp_path / folder, records, Deadline(), silent)
+        records = StudyRecords(tmp_path / folder, "tiny")
+        train(
+            part, ReproduceOptions(rounds=1, seeds=1, methods="FedAvg"), tmp_path / folder, records, Deadline(), silent
+        )
     path = tmp_path / "old" / "tiny.json"
     path.write_text(path.read_text().replace(fingerprint(part, "FedAvg", 0.1), "another").replace("0.1}", "0.4}"))
-    mine = Records(tmp_path / "mine", "tiny")
+    mine = StudyRecords(tmp_path / "mine", "tiny")
     before = mine.runs(part), mine.runs(part, tuning=True), dict(mine.tuned(part))
-    mine.absorb(Records(tmp_path / "old", "tiny"))
+    mine.absorb(StudyRecords(tmp_path / "old", "tiny"))
     assert (mine.runs(part), mine.runs(part, tuning=True), mine.tuned(part)) == before
 
 
@@ -327,11 +338,11 @@ def test_damaged_records_are_named(tmp_path, parts):
 def test_records_merge(tiny, tmp_path):
     part = tiny.part("plain")
     for folder, rounds, methods in (("a", 2, "FedAvg"), ("b", 1, "FedAvg,FedMoS")):
-        records = Records(tmp_path / folder, "tiny")
-        wanted = Wanted(rounds=rounds, seeds=1, methods=methods)
-        train(part, wanted, tmp_path / folder, records, Deadline(), silent)
-    mine = Records(tmp_path / "a", "tiny")
-    mine.absorb(Records(tmp_path / "b", "tiny"))
+        records = StudyRecords(tmp_path / folder, "tiny")
+        options = ReproduceOptions(rounds=rounds, seeds=1, methods=methods)
+        train(part, options, tmp_path / folder, records, Deadline(), silent)
+    mine = StudyRecords(tmp_path / "a", "tiny")
+    mine.absorb(StudyRecords(tmp_path / "b", "tiny"))
     assert [(r["method"], r["rounds"]) for r in mine.runs(part)] == [("FedAvg", 2), ("FedMoS", 1)]
     assert len(mine.sessions(part)) == 3
     with pytest.raises(ValueError, match="holds no records"):
@@ -340,10 +351,10 @@ def test_records_merge(tiny, tmp_path):
 
 def test_the_quadratic_study_finds_what_is_published_of_it(tmp_path):
     part = study.by_key("poc-quadratic/k30")
-    records = Records(tmp_path, "poc-quadratic")
-    quadratic.train(part, Wanted(rounds=50, methods="rand"), tmp_path, records, Deadline(), silent)
+    records = StudyRecords(tmp_path, "poc-quadratic")
+    quadratic.train(part, ReproduceOptions(rounds=50, methods="rand"), tmp_path, records, Deadline(), silent)
     (run,) = records.runs(part)
-    (kept,) = (r for r in Records(DOCS / "data", "poc-quadratic").runs(part) if r["method"] == "rand")
+    (kept,) = (r for r in StudyRecords(DOCS / "data", "poc-quadratic").runs(part) if r["method"] == "rand")
     assert run["given"]["rho"] == kept["given"]["rho"]
     assert run["curve"]["excess"] == pytest.approx(kept["curve"]["excess"][:1], rel=1e-5)
 
@@ -353,9 +364,9 @@ def test_ctrl_c_ends_the_quadratic_study(tmp_path):
         def on_round(self, record) -> None:
             raise KeyboardInterrupt
 
-    part, records = study.by_key("poc-quadratic/k30"), Records(tmp_path, "poc-quadratic")
+    part, records = study.by_key("poc-quadratic/k30"), StudyRecords(tmp_path, "poc-quadratic")
     with pytest.raises(KeyboardInterrupt):
-        quadratic.train(part, Wanted(rounds=5), tmp_path, records, Pressed(), silent)
+        quadratic.train(part, ReproduceOptions(rounds=5), tmp_path, records, Pressed(), silent)
     assert [(run["method"], run["ended"]) for run in records.runs(part)] == [("rand", "cut off")]
 
 
@@ -375,8 +386,8 @@ def test_the_command_runs_a_study(tmp_path):
 def test_methods_that_only_some_parts_have(tmp_path, monkeypatch):
     trained = []
 
-    def train(part, wanted, *others):
-        trained.append((part.name, study.fitting(wanted.methods, part.labels)))
+    def train(part, options, *others):
+        trained.append((part.name, study.fitting(options.methods, part.labels)))
 
     monkeypatch.setitem(command._TRAINERS, "quadratic", train)
     arguments = ["reproduce", "poc-quadratic", "--methods", "pow-d (d=6),pow-d (d=2*", "--out", str(tmp_path)]
@@ -413,15 +424,15 @@ def test_pages_are_as_the_records_make_them(page):
     text = page.read_text("utf-8")
     assert pages.filled(text, DOCS / "data") == text
     for key in pages.blocks(text):
-        sheet = Sheet.of(study.by_key(key), DOCS / "data")
-        drawing = pages.chart(sheet)
+        table = ResultsTable.of(study.by_key(key), DOCS / "data")
+        drawing = pages.chart(table)
         if drawing is not None:
-            assert (DOCS / pages.image(sheet.part)).read_text("utf-8") == drawing
+            assert (DOCS / pages.image(table.part)).read_text("utf-8") == drawing
 
 
 def test_records_are_of_the_configurations_that_are_here():
     for path in sorted((DOCS / "data").glob("*.json")):
-        records = Records(DOCS / "data", path.stem)
+        records = StudyRecords(DOCS / "data", path.stem)
         for name, run in records.all_runs():
             part = study.by_key(f"{path.stem}/{name}")
             assert run["configuration"] == fingerprint(part, run["method"], run["lr"]), (part.key, run["method"])
@@ -485,9 +496,15 @@ def check(part, cells, runs) -> int:
 
 def test_a_step_size_that_diverged_is_no_choice_even_if_it_reached_the_target(tmp_path):
     part = study.by_key("fedmos-table1/mnist-tuned")
-    config = Wanted().configuration(part)
+    config = ReproduceOptions().configuration(part)
     config = config.model_copy(update={"tune": config.tune.model_copy(update={"by": "final"})})
-    trainer = Trainer(part, config, tmp_path, Records(tmp_path, part.study), Deadline(), print)
-    run = {"first": {study.aim(config.metric, config.level): [40, 1.0]}, "last": {config.metric: 0.97}}
-    assert trainer._cost(run | {"ended": "diverged"}) == (0.0, math.inf)
-    assert trainer._cost(run | {"ended": "complete"}) == (0.0, -0.97)
+    trainer = PartTrainer(part, config, tmp_path, StudyRecords(tmp_path, part.study), Deadline(), print)
+    run = {"first": {study.target_key(config.metric, config.level): [40, 1.0]}, "last": {config.metric: 0.97}}
+    planned = PlannedRun("FedAvg", (("lr", 0.1),), 0, tuning=True)
+
+    def cost(record):
+        return penalty(config.tune, config.metric, trainer._trial(planned, record))
+
+    assert cost(run | {"ended": "diverged"}) == (0.0, math.inf)
+    assert cost(run | {"ended": "complete"}) == (0.0, -0.97)
+    assert trainer._trial(planned, run | {"ended": "diverged"}).rounds == 40

@@ -1,5 +1,5 @@
-"""The papers' tables and figures, each by one command: `fedmos reproduce NAME`.
+"""Tables and figures of the papers, each reproduced by one command: `fedmos reproduce NAME`.
 
-`studies/NAME.toml` holds what to run, as comparisons, beside what was published. Training writes records, small JSON
-files, from which every table and page is made.
+`studies/NAME.toml` holds the comparisons to run and the published values. Training writes records, small JSON files,
+from which all tables and pages are generated.
 """

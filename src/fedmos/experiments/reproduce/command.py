@@ -7,19 +7,19 @@ from pathlib import Path
 
 from ...core.validation import positive, require
 from . import quadratic, train
-from .record import Records
-from .results_table import Sheet
-from .study import Part, fitting, load, matching, names
-from .train import Deadline, Say, Wanted
+from .record import StudyRecords
+from .results_table import ResultsTable
+from .study import StudyPart, fitting, load, matching, names
+from .train import Deadline, Echo, ReproduceOptions
 
 _TRAINERS = {"comparison": train.train, "quadratic": quadratic.train}
 
-PartReport = Callable[[Part, Wanted, Records, Path], object]
-"""Called for a comparison that has been trained, with the folder of its runs."""
+PartReport = Callable[[StudyPart, ReproduceOptions, StudyRecords, Path], object]
+"""Is called for a comparison that has been trained, with the folder of its runs."""
 
 
 def listing() -> str:
-    """Every study and its parts."""
+    """Return a list of every study and its parts."""
     lines = []
     for study in map(load, names()):
         lines.append(f"{study.name}: {study.title}")
@@ -35,40 +35,55 @@ def reproduce(
     *,
     records: Path | None = None,
     part: str | None = None,
-    wanted: Wanted | None = None,
+    options: ReproduceOptions | None = None,
     budget: float | None = None,
     report: PartReport | None = None,
-    say: Say = print,
+    echo: Echo = print,
 ) -> bool:
-    """Run a study, or some of it; whether all that was asked for is there now.
+    """Run a study, or some of its parts, and print their tables.
 
-    What the records (by default in the folder) have already is not trained again. After `budget` seconds, runs are
-    saved and the command ends; called again, it goes on.
+    Runs that the records have already are not trained again.
+
+    Args:
+        name: Name of the study.
+        out: Folder for the runs.
+        records: Folder of the records (default: `out`).
+        part: Names or patterns of parts, separated by commas (default: all).
+        options: Which runs to train, and how.
+        budget: After so many seconds, runs are saved and the function returns; a later call continues them.
+        report: Is called for every comparison that has been trained.
+        echo: Prints a line.
+
+    Returns:
+        Whether all requested runs are complete.
+
+    Example:
+        >>> reproduce("fedcm-table3", Path("runs/reproduction"), part="digits", options=ReproduceOptions(seeds=1))
     """
     if budget is not None:
         require("reproduce", "budget", budget, positive)
-    study, wanted, deadline = load(name), wanted or Wanted(), Deadline(budget)
+    study, options, deadline = load(name), options or ReproduceOptions(), Deadline(budget)
     folder = records or out
     parts = study.chosen(part)
     trained = _trained(parts)
-    matching(wanted.methods, list(dict.fromkeys(label for own in trained for label in own.labels)), "--methods")
+    matching(options.methods, list(dict.fromkeys(label for own in trained for label in own.labels)), "--methods")
     for own in trained:
-        if not fitting(wanted.methods, own.labels):
+        if not fitting(options.methods, own.labels):
             continue
-        kept, place = Records(folder, own.study), out / own.study / own.name
-        _TRAINERS[own.kind](own, wanted, place, kept, deadline, say)
+        kept, place = StudyRecords(folder, own.study), out / own.study / own.name
+        _TRAINERS[own.kind](own, options, place, kept, deadline, echo)
         if deadline.passed:
             break
         if report is not None and own.kind == "comparison":
-            report(own, wanted, kept, place)
+            report(own, options, kept, place)
     for own in parts:
-        sheet = Sheet.of(own, folder)
-        say(f"\n{own.title} ({own.source})\n\n{sheet.markdown()}\n{sheet.facts()}")
+        table = ResultsTable.of(own, folder)
+        echo(f"\n{own.title} ({own.source})\n\n{table.markdown()}\n{table.facts()}")
     if deadline.passed:
-        say(f"The time is up; the same command continues in {out}.")
+        echo(f"The time is up; the same command continues in {out}.")
     return not deadline.passed
 
 
-def _trained(parts: Sequence[Part]) -> list[Part]:
-    """The parts that have runs of their own, each once."""
+def _trained(parts: Sequence[StudyPart]) -> list[StudyPart]:
+    """Return the parts whose runs the given parts show, each once."""
     return list({own.source_of_runs.key: own.source_of_runs for own in parts}.values())

@@ -1,4 +1,4 @@
-"""Power-of-Choice's quadratic problems, whose optimum is known: they need no data set, and are no comparison."""
+"""Power-of-Choice's quadratic problems. Their optimum is known; they need no data set."""
 
 from __future__ import annotations
 
@@ -16,34 +16,39 @@ from ...evaluation.analysis import skew_bounds
 from ...run.api import run
 from ...run.result import Result
 from ...selection.selector import Selector
-from .record import Job, Records, fingerprint
-from .study import Part, fitting
-from .train import Deadline, Say, Wanted, session
+from ..runner import PlannedRun
+from .record import RunRecord, StudyRecords, fingerprint, run_folder
+from .study import StudyPart, fitting
+from .train import Deadline, Echo, ReproduceOptions, session
 
 _POINTS = 200
+"""Points of a curve."""
 
 
-def train(part: Part, wanted: Wanted, out: Path, records: Records, deadline: Deadline, say: Say) -> None:
-    """Train what the records lack of a part, method by method."""
+def train(
+    part: StudyPart, options: ReproduceOptions, out: Path, records: StudyRecords, deadline: Deadline, echo: Echo
+) -> None:
+    """Train the runs of a part that the records lack, and add them to the records."""
     table = part.table
-    rounds = wanted.rounds or int(table["rounds"])
-    labels = fitting(wanted.methods, part.labels)
+    rounds = options.rounds or int(table["rounds"])
+    labels = fitting(options.methods, part.labels)
     for method in table["methods"]:
-        for seed in table["seeds"][: wanted.seeds]:
-            job = Job(method["label"], float(table["lr"]), seed)
-            before = records.find(part, job)
-            if job.label not in labels or (before is not None and before["rounds"] >= rounds):
+        for seed in table["seeds"][: options.seeds]:
+            planned = PlannedRun(method["label"], (("lr", float(table["lr"])),), seed)
+            before = records.find(part, planned)
+            if planned.label not in labels or (before is not None and before["rounds"] >= rounds):
                 continue
             if deadline.passed:
                 return
-            say(f"{part.key}: {job.label}, {rounds} rounds")
+            echo(f"{part.key}: {planned.label}, {rounds} rounds")
             began = time.perf_counter()
             selector = _selector(method["selection"])
-            result = _train(part, job, selector, rounds, out, deadline)
-            records.add(part, [_record(part, job, result, selector, rounds)])
-            records.sessions(part).append(session(time.perf_counter() - began, [job], len(result.history), result.info))
+            result = _train(part, planned, selector, rounds, out, deadline)
+            records.add(part, [_record(part, planned, result, selector, rounds)])
+            seconds = time.perf_counter() - began
+            records.sessions(part).append(session(seconds, [planned], len(result.history), result.info))
             records.write()
-            if result.interrupted and not deadline.passed:  # somebody pressed Ctrl-C
+            if result.interrupted and not deadline.passed:  # the user pressed Ctrl-C
                 raise KeyboardInterrupt
 
 
@@ -52,60 +57,63 @@ def _selector(table: dict[str, Any]) -> Selector:
     return selectors()[fields.pop("name")](**fields)
 
 
-def _train(part: Part, job: Job, selector: Selector, rounds: int, out: Path, deadline: Deadline) -> Result:
+def _train(
+    part: StudyPart, planned: PlannedRun, selector: Selector, rounds: int, out: Path, deadline: Deadline
+) -> Result:
     table = part.table
-    problem = quadratic(table["clients"], table["dimensions"], seed=job.seed)
+    problem = quadratic(table["clients"], table["dimensions"], seed=planned.seed)
     start = torch.full((table["dimensions"],), float(table["start"]), dtype=torch.float64)
     return run(
         problem.model(start),
         problem.data(),
-        FedAvg(lr=job.lr),
+        FedAvg(lr=planned.lr),
         selector,
         rounds=rounds,
         local_steps=table["local_steps"],
         loss=problem.objective,
         eval_every=table["eval_every"],
-        seed=job.seed,
+        seed=planned.seed,
         dtype=torch.float64,
         device="cpu",
-        out=job.folder(out),
+        out=run_folder(planned, out),
         resume=True,
         checkpoint_every="2min",
         callbacks=[deadline],
     )
 
 
-def _record(part: Part, job: Job, result: Result, selector: Selector, wanted: int) -> dict[str, Any]:
+def _record(part: StudyPart, planned: PlannedRun, result: Result, selector: Selector, rounds: int) -> RunRecord:
     table = part.table
-    problem = quadratic(table["clients"], table["dimensions"], seed=job.seed)
+    problem = quadratic(table["clients"], table["dimensions"], seed=planned.seed)
     bounds = skew_bounds(selector, problem, points=2, draws=2_000)
     best = float(problem.loss(problem.optimum))
     excess = _excess(result.history, best)
     return {
-        "method": job.label,
-        "lr": job.lr,
-        "seed": job.seed,
+        "method": planned.label,
+        "lr": planned.lr,
+        "seed": planned.seed,
         "tuning": False,
-        "configuration": fingerprint(part, job.label, job.lr),
+        "configuration": fingerprint(part, planned.label, planned.lr),
         "rounds": len(result.history),
-        "ended": "complete" if len(result.history) >= wanted else "cut off",
+        "ended": "complete" if len(result.history) >= rounds else "cut off",
         "given": given(excess, bounds.rho, bounds.rho_tilde, part),
         "curve": curve(excess),
     }
 
 
 def _excess(history: History, best: float) -> list[tuple[int, float]]:
-    """F − F* by round."""
+    """Return F − F* by round."""
     return [(r.round, r.train_loss - best) for r in history if r.train_loss is not None]
 
 
-def given(excess: list[tuple[int, float]], rho: float, rho_tilde: float, part: Part) -> dict[str, float | None]:
-    """The quantities of the part's columns."""
+def given(excess: list[tuple[int, float]], rho: float, rho_tilde: float, part: StudyPart) -> dict[str, float | None]:
+    """Return the values of the part's columns, by key."""
     middle = dict(excess).get(int(part.table["middle"]))
     end = excess[-1][1] if excess else None
     return {"rho": rho, "bias": rho_tilde / rho, "middle": middle, "end": end}
 
 
 def curve(excess: list[tuple[int, float]]) -> dict[str, list[float]]:
+    """Return some points of F − F*, evenly spaced."""
     some = excess[:: max(1, len(excess) // _POINTS)]
     return {"round": [t for t, _ in some], "excess": [float(f"{v:.6g}") for _, v in some]}

@@ -1,4 +1,4 @@
-"""What is kept of runs: small JSON files, one for each study, that tables and pages are made of."""
+"""Records of runs: small JSON files, one per study, from which tables and pages are generated."""
 
 from __future__ import annotations
 
@@ -9,54 +9,48 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...core.history import METRICS, History
 from ...run.result import Result
 from ...storage.files import replace_file
+from ..runner import PlannedRun
 from ..seed_statistics import last_value
-from .study import Part, aim, by_key, load, names
+from .study import StudyPart, by_key, load, names, target_key
 
-Run = dict[str, Any]
-"""method, lr, seed, tuning; configuration; rounds, ended ("complete", "cut off", "diverged"); what it measured."""
+RunRecord = dict[str, Any]
+"""method, lr, seed, tuning; configuration; rounds, ended ("complete", "cut off", "diverged"); measured values."""
 
 _POINTS = 60
-"""Of a curve."""
+"""Points of a curve."""
 _WINDOW = 100
 """Rounds at the end whose mean is kept."""
 _STEP = 0.002
-"""How much a metric must improve for the way up to be noted."""
-_BESIDE = frozenset(
+"""The smallest improvement that `climb` notes."""
+_NOT_HASHED = frozenset(
     ("rounds", "seeds", "methods", "title", "target", "baseline", "tune", "device", "precision", "engine", "eval_every")
 )
-"""Fields that do not change what a run of given seed and step size computes, but for rounding."""
+"""Fields that change nothing but rounding in a run of given seed and step size."""
 
 
-class Job(NamedTuple):
-    """One run of a part."""
-
-    label: str
-    lr: float
-    seed: int
-    tuning: bool = False
-
-    def folder(self, out: Path) -> Path:
-        word = re.sub(r"[^A-Za-z0-9.]+", "-", self.label).strip("-")
-        return out / "runs" / (f"{word}-lr{self.lr:g}-seed{self.seed}" + ("-tuning" if self.tuning else ""))
+def run_folder(run: PlannedRun, out: Path) -> Path:
+    """Return the folder of a run of the part in `out`."""
+    word = re.sub(r"[^A-Za-z0-9.]+", "-", run.label).strip("-")
+    return out / "runs" / (f"{word}-lr{run.lr:g}-seed{run.seed}" + ("-tuning" if run.tuning else ""))
 
 
-def fingerprint(part: Part, label: str, lr: float) -> str:
-    """Of all that decides a run but its seed and its length."""
+def fingerprint(part: StudyPart, label: str, lr: float) -> str:
+    """Return a hash of everything that determines a method's run except its seed and number of rounds."""
     table = part.source_of_runs.table
     method = next(m for m in table["methods"] if m["label"] == label)
-    given = {key: value for key, value in table.items() if key not in _BESIDE}
+    given = {key: value for key, value in table.items() if key not in _NOT_HASHED}
     given |= {"algorithm": dict(method.get("algorithm", {})) | {"lr": lr}, "selection": method["selection"]}
     text = json.dumps(given, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def step_sizes(part: Part, label: str) -> Sequence[float]:
-    """Those that a method's runs may have: the grid's, or its own."""
+def step_sizes(part: StudyPart, label: str) -> Sequence[float]:
+    """Return the step sizes that a method's runs can have: those of the grid, or its own."""
     table = part.source_of_runs.table
     if "tune" in table:
         grid: Sequence[float] = table["tune"]["lr"]
@@ -65,8 +59,13 @@ def step_sizes(part: Part, label: str) -> Sequence[float]:
     return [method.get("algorithm", table)["lr"]]
 
 
-class Records:
-    """The records of one study, in a folder."""
+class StudyRecords:
+    """The records of one study, in FOLDER/STUDY.json.
+
+    Example:
+        >>> records = StudyRecords(Path("docs/reproduction/data"), "fedcm-table3")
+        >>> [run["last"]["accuracy"] for run in records.runs(by_key("fedcm-table3/digits"), "α = 0.1")]
+    """
 
     def __init__(self, folder: Path, study: str) -> None:
         self.path = folder / f"{study}.json"
@@ -83,8 +82,8 @@ class Records:
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"Cannot read {self.path} because it is not a record of {study}: {error!r}") from error
 
-    def runs(self, part: Part, label: str | None = None, tuning: bool = False) -> list[Run]:
-        """Of a part, and of a method, in the order of seeds; those of another configuration are left out."""
+    def runs(self, part: StudyPart, label: str | None = None, tuning: bool = False) -> list[RunRecord]:
+        """Return the runs of a part, or of one method, in the order of seeds, without runs of another configuration."""
         return [
             run
             for run in sorted(self._part(part.name)["runs"], key=lambda run: (run["method"], run["lr"], run["seed"]))
@@ -95,31 +94,32 @@ class Records:
             and run["configuration"] == fingerprint(part, run["method"], run["lr"])
         ]
 
-    def counted(self, part: Part, label: str) -> list[Run]:
-        """Of a method, the runs with its own step size or, where there is a grid, with the chosen one."""
+    def counted(self, part: StudyPart, label: str) -> list[RunRecord]:
+        """Return a method's runs with its own step size or, if there is a grid, with the chosen one."""
         lr = self.tuned(part).get(label) if "tune" in part.table else None
         return [run for run in self.runs(part, label) if lr in (None, run["lr"])]
 
-    def all_runs(self) -> list[tuple[str, Run]]:
-        """Every run with its part's name."""
+    def all_runs(self) -> list[tuple[str, RunRecord]]:
+        """Return every run with the name of its part."""
         return [(name, run) for name, part in self._table["parts"].items() for run in part["runs"]]
 
-    def find(self, part: Part, job: Job) -> Run | None:
-        own = self.runs(part, job.label, job.tuning)
-        return next((run for run in own if run["lr"] == job.lr and run["seed"] == job.seed), None)
+    def find(self, part: StudyPart, run: PlannedRun) -> RunRecord | None:
+        """Return the record of a run; None if there is none."""
+        own = self.runs(part, run.label, run.tuning)
+        return next((record for record in own if record["lr"] == run.lr and record["seed"] == run.seed), None)
 
-    def tuned(self, part: Part) -> dict[str, float]:
-        """The step size that was chosen, by method."""
+    def tuned(self, part: StudyPart) -> dict[str, float]:
+        """Return the chosen step sizes, by method. Changes to the mapping are kept."""
         chosen: dict[str, float] = self._part(part.name)["tuned"]
         return chosen
 
-    def sessions(self, part: Part) -> list[dict[str, Any]]:
-        """When and on what the part was trained."""
+    def sessions(self, part: StudyPart) -> list[dict[str, Any]]:
+        """Return the sessions in which the part was trained. Changes to the list are kept."""
         sessions: list[dict[str, Any]] = self._part(part.name)["sessions"]
         return sessions
 
-    def add(self, part: Part, runs: Iterable[Run]) -> None:
-        """Keep runs, in place of shorter ones or of those of another configuration."""
+    def add(self, part: StudyPart, runs: Iterable[RunRecord]) -> None:
+        """Add runs. They replace shorter runs and runs of another configuration."""
         mine = self._part(part.name)
         kept = {_key(run): run for run in mine["runs"]}
         for run in runs:
@@ -128,8 +128,8 @@ class Records:
                 kept[_key(run)] = run
         mine["runs"] = [kept[key] for key in sorted(kept)]
 
-    def absorb(self, other: Records) -> None:
-        """Keep what another's records have, too, of the configurations that are here."""
+    def absorb(self, other: StudyRecords) -> None:
+        """Add the records of another folder, except runs of another configuration."""
         for name, theirs in other._table["parts"].items():
             part = by_key(f"{self._table['study']}/{name}")
             runs = [*other.runs(part), *other.runs(part, tuning=True)]
@@ -139,7 +139,7 @@ class Records:
             mine["sessions"] += [session for session in theirs["sessions"] if session not in mine["sessions"]]
 
     def write(self) -> None:
-        """A line for each run, so that changes can be read."""
+        """Write the file, with one line per run, so that differences are readable."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(self.path, (_lines(self._table) + "\n").encode())
 
@@ -149,12 +149,12 @@ class Records:
 
 
 def merge(folder: Path, into: Path) -> list[Path]:
-    """Add the records of a folder to those of another; returns the files that were written."""
+    """Add the records in `folder` to those in `into`, and return the files written."""
     written = []
     for name in names():
         if (folder / f"{name}.json").exists():
-            records = Records(into, name)
-            records.absorb(Records(folder, name))
+            records = StudyRecords(into, name)
+            records.absorb(StudyRecords(folder, name))
             records.write()
             written.append(records.path)
     if not written:
@@ -162,7 +162,7 @@ def merge(folder: Path, into: Path) -> list[Path]:
     return written
 
 
-def _key(run: Run) -> tuple[str, float, int, bool]:
+def _key(run: RunRecord) -> tuple[str, float, int, bool]:
     return run["method"], run["lr"], run["seed"], run["tuning"]
 
 
@@ -177,49 +177,48 @@ def _lines(table: Mapping[str, Any]) -> str:
     return f'{{"study": {one(table["study"])},\n"parts": {{\n' + ",\n".join(parts) + "\n}}"
 
 
-def run_record(part: Part, job: Job, result: Result, wanted: int) -> Run:
-    """What is kept of a run that was to have so many rounds."""
+def run_record(part: StudyPart, run: PlannedRun, result: Result, rounds: int) -> RunRecord:
+    """Return the record of a run that was to have so many rounds."""
     history = result.history
     ended = "complete"
-    if result.interrupted and len(history) < wanted:
+    if result.interrupted and len(history) < rounds:
         ended = "diverged" if "diverged" in result.info else "cut off"
-    aims = _aims(part)
-    run: Run = {
-        "method": job.label,
-        "lr": job.lr,
-        "seed": job.seed,
-        "tuning": job.tuning,
-        "configuration": fingerprint(part, job.label, job.lr),
+    record: RunRecord = {
+        "method": run.label,
+        "lr": run.lr,
+        "seed": run.seed,
+        "tuning": run.tuning,
+        "configuration": fingerprint(part, run.label, run.lr),
         "precision": result.info.get("precision"),
         "rounds": len(history),
         "ended": ended,
         "last": _known({metric: last_value(history, metric) for metric in METRICS}),
         "mean_last": _known({metric: _mean_of_last(history, metric) for metric in METRICS}),
-        "first": {words: _first(history, metric, value) for words, (metric, value) in aims.items()},
+        "first": {key: _first(history, metric, value) for key, (metric, value) in _targets(part).items()},
     }
-    if not job.tuning:
-        run["curve"] = _curve(history)
+    if not run.tuning:
+        record["curve"] = _curve(history)
         climbed = {c.metric for own in _shown(part) for c in own.columns if c.kind.endswith("_to_final")}
         if climbed:
-            run["climb"] = {metric: _climb(history, metric) for metric in sorted(climbed)}
-    return run
+            record["climb"] = {metric: _climb(history, metric) for metric in sorted(climbed)}
+    return record
 
 
-def _shown(part: Part) -> list[Part]:
-    """The part, and all parts of all studies that show its runs."""
+def _shown(part: StudyPart) -> list[StudyPart]:
+    """Return the part, and all parts of all studies that show its runs."""
     return [part, *(own for name in names() for own in load(name).parts if own.runs_of == part.key)]
 
 
-def _aims(part: Part) -> dict[str, tuple[str, float]]:
-    """What is to be reached: the target, and what any of the tables that show a part's runs asks for."""
+def _targets(part: StudyPart) -> dict[str, tuple[str, float]]:
+    """Return (metric, value) of the part's target and of every column that shows the part's runs, by `target_key`."""
     columns = [column for own in _shown(part) for column in own.columns]
     wanted = [(metric, level) for metric, level in part.table["target"].items() if not isinstance(level, Mapping)]
     wanted += [(column.metric, column.value) for column in columns if column.value is not None]
-    return {aim(metric, value): (metric, value) for metric, value in wanted}
+    return {target_key(metric, value): (metric, value) for metric, value in wanted}
 
 
 def _first(history: History, metric: str, value: float) -> list[float] | None:
-    """[round, megabytes] of when a value was reached."""
+    """Return [round, megabytes] at which a value was reached; None if it never was."""
     record = history.first(metric, value)
     return None if record is None else [record.round, _short(history.bytes_until(record) / 1e6)]
 
@@ -231,7 +230,7 @@ def _mean_of_last(history: History, metric: str) -> float | None:
 
 
 def _curve(history: History) -> dict[str, list[float]]:
-    """A metric's values in a few of the evaluated rounds, evenly spread, the last among them."""
+    """Return training loss and accuracy of some evaluated rounds, evenly spaced and with the last."""
     found = [r for r in history if r.train_loss is not None and math.isfinite(r.train_loss)]
     step = max(1, -(len(found) // -_POINTS))
     some = found[::-1][::step][::-1]
@@ -244,7 +243,7 @@ def _curve(history: History) -> dict[str, list[float]]:
 
 
 def _climb(history: History, metric: str) -> list[list[float]]:
-    """[round, value, megabytes] of each time that an accuracy was a step above the best before."""
+    """Return [round, value, megabytes] of each time that an accuracy was `_STEP` above the best before."""
     climb: list[list[float]] = []
     spent = accumulate(r.bytes_down + r.bytes_up for r in history)
     for record, total in zip(history, spent, strict=True):
@@ -259,5 +258,5 @@ def _known(values: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _short(v: float) -> float:
-    """To six digits: more are noise."""
+    """Round to six significant digits."""
     return float(f"{v:.6g}")

@@ -1,4 +1,4 @@
-"""Published beside measured: the table of a part, made of its records."""
+"""The table of a part: published values beside measured ones, from the records."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from ..seed_statistics import Ratio, ratio, spread
-from .record import Records, Run
-from .study import Column, Part
+from .record import RunRecord, StudyRecords
+from .study import ResultColumn, StudyPart
 
 _NOTHING = "–"
 NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
-class Sheet:
-    """The runs of a part, by method."""
+class ResultsTable:
+    """The runs of a part, by method, and the table that is made of them.
 
-    part: Part
-    runs: Mapping[str, Sequence[Run]]
+    Example:
+        >>> print(ResultsTable.of(by_key("fedcm-table3/digits"), Path("docs/reproduction/data")).markdown())
+    """
+
+    part: StudyPart
+    runs: Mapping[str, Sequence[RunRecord]]
     sessions: Sequence[Mapping[str, Any]]
 
     @classmethod
-    def of(cls, part: Part, folder: Path) -> Sheet:
-        """From the folder of records."""
+    def of(cls, part: StudyPart, folder: Path) -> ResultsTable:
+        """Read the records in a folder."""
         source = part.source_of_runs
-        records = Records(folder, source.study)
+        records = StudyRecords(folder, source.study)
         return cls(part, {label: records.counted(source, label) for label in part.labels}, records.sessions(source))
 
-    @property
-    def empty(self) -> bool:
-        return not any(self.runs.values())
-
-    def values(self, column: Column, label: str) -> dict[int, float | None]:
-        """Of a method, by seed; None where something was not reached or not measured."""
+    def values(self, column: ResultColumn, label: str) -> dict[int, float | None]:
+        """Return a method's values of a column, by seed; None where one was not reached or not measured."""
         level = self._level(column)
         found = {run["seed"]: _value(column, run, level) for run in self.runs[label]}
         return {seed: None if v is None else v * column.scale for seed, v in found.items()}
 
-    def _level(self, column: Column) -> float | None:
-        """What the method that a column speaks of has in its last rounds."""
+    def _level(self, column: ResultColumn) -> float | None:
+        """Return the value to reach of a `..._to_final` column: the mean of method `of` over its last rounds."""
         if column.of is None:
             return None
         ends = [run["mean_last"].get(column.metric) for run in self.runs.get(column.of, ())]
@@ -50,12 +50,14 @@ class Sheet:
         return statistics.mean(known) if known else None
 
     def headings(self) -> list[str]:
+        """Return the headings of the columns."""
         headings = ["method", "step size", "seeds", "rounds"]
         for column in self.part.columns:
             headings += [f"{column.heading}: published", "measured"] if self._published(column) else [column.heading]
         return headings
 
     def rows(self) -> list[list[str]]:
+        """Return the formatted cells, one row per method."""
         return [self._row(label) for label in self.part.labels]
 
     def _row(self, label: str) -> list[str]:
@@ -67,10 +69,10 @@ class Sheet:
             cells.append(self._measured(column, label))
         return cells
 
-    def _published(self, column: Column) -> bool:
+    def _published(self, column: ResultColumn) -> bool:
         return any(column.key in row for row in self.part.published.values())
 
-    def _measured(self, column: Column, label: str) -> str:
+    def _measured(self, column: ResultColumn, label: str) -> str:
         values = list(self.values(column, label).values())
         if not values:
             return NOT_RUN
@@ -81,7 +83,7 @@ class Sheet:
         return spread(values, column.digits)
 
     def _step_size(self, label: str) -> str:
-        """The runs' own; a chosen one at an end of the grid, beyond which something better may lie, is told so."""
+        """Format the step size of the runs, with a note if it is at an end of the grid."""
         lrs = sorted({float(run["lr"]) for run in self.runs[label]})
         if not lrs:
             return _NOTHING
@@ -90,7 +92,7 @@ class Sheet:
         return ", ".join(f"{lr:g}{ends.get(lr, '')}" for lr in lrs)
 
     def contrasts(self) -> list[list[str]]:
-        """How many times as much one method needs as another, with bootstrap intervals over the seeds they share."""
+        """Return a table of how many times as much baselines need, with bootstrap intervals over common seeds."""
         columns = [column for column in self.part.columns if column.kind in ("rounds_to", "megabytes_to")]
         rows = []
         for label, baseline in self.part.versus:
@@ -100,7 +102,7 @@ class Sheet:
         return [["times as much", *(column.heading for column in columns)], *rows] if rows else []
 
     def facts(self) -> str:
-        """Where and how long it was trained."""
+        """Return a sentence on the hardware, the version of torch, the precision and the training time."""
         if not self.sessions:
             return ""
         kinds: dict[str, float] = {}
@@ -112,7 +114,7 @@ class Sheet:
         return "Trained on " + "; ".join(times) + ("; time not recorded." if unknown else ".")
 
     def markdown(self) -> str:
-        """The tables as a page has them."""
+        """Return the tables as Markdown."""
         tables = [[self.headings(), *self.rows()], self.contrasts()]
         return "\n".join(_markdown(table) for table in tables if table)
 
@@ -129,7 +131,7 @@ def _ratio(found: Ratio | None) -> str:
     return f"{found.value:.2f} ({interval}seeds: {found.seeds})"
 
 
-def _value(column: Column, run: Run, level: float | None) -> float | None:
+def _value(column: ResultColumn, run: RunRecord, level: float | None) -> float | None:
     match column.kind:
         case "given":
             return _number(run["given"].get(column.key))
@@ -140,7 +142,7 @@ def _value(column: Column, run: Run, level: float | None) -> float | None:
             late = [value for at, value in points if at > 0.75 * run["rounds"]]
             return statistics.mean(late) if late else None
         case "rounds_to" | "megabytes_to":
-            found = run["first"].get(column.aim)
+            found = run["first"].get(column.target_key)
             return None if found is None else _number(found[column.kind == "megabytes_to"])
         case _:
             climb = run.get("climb", {}).get(column.metric, [])
@@ -152,8 +154,8 @@ def _number(v: Any) -> float | None:
     return None if v is None else float(v)
 
 
-def _rounds(runs: Sequence[Run]) -> str:
-    """How long the runs were, and how many ended before they were to."""
+def _rounds(runs: Sequence[RunRecord]) -> str:
+    """Format the numbers of rounds, and how many runs diverged."""
     if not runs:
         return _NOTHING
     lengths = sorted({int(run["rounds"]) for run in runs})
@@ -163,6 +165,7 @@ def _rounds(runs: Sequence[Run]) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Format a time in seconds, minutes or hours."""
     minutes = seconds / 60
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""What a study of a paper is: parts that are comparisons, columns to measure, and published numbers."""
+"""Studies of papers: parts, each a comparison, with the columns to measure and the published values."""
 
 from __future__ import annotations
 
@@ -19,26 +19,32 @@ from ...core.validation import suggest
 Kind = Literal[
     "rounds_to", "megabytes_to", "last", "mean_last", "mean_quarter", "given", "rounds_to_final", "megabytes_to_final"
 ]
-"""Rounds or megabytes until a metric reached a value; its last value; its mean over the last 100 rounds, and over the
-points of its curve in the last quarter of them; what a run of another kind brought along; rounds or megabytes until a
-run had what another method has in its last 100 rounds."""
+"""What a column shows of a run.
+
+    rounds_to, megabytes_to: Rounds or megabytes until a metric reaches `value`.
+    last, mean_last: The last value of a metric; its mean over the last 100 rounds.
+    mean_quarter: The mean of a metric's curve over the last quarter of the rounds.
+    given: A value that the record of a quadratic problem holds.
+    rounds_to_final, megabytes_to_final: Rounds or megabytes until a run reaches the mean of method `of` over its last
+        100 rounds.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """A quantity of a table."""
+class ResultColumn:
+    """A quantity that the table of a part shows."""
 
     key: str
     heading: str
     kind: Kind
     metric: str = "accuracy"
     value: float | None = None
-    """To be reached."""
+    """The value to reach, for `rounds_to` and `megabytes_to`."""
     of: str | None = None
-    """The method whose last rounds are to be reached."""
+    """The method whose last rounds give the value to reach."""
     digits: int = 0
     scale: float = 1.0
-    """100 for per cent."""
+    """Factor of the printed values, e.g. 100 for per cent."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -51,17 +57,18 @@ class Column:
             raise ValueError(f"Column {self.key}: 'of' must be given where a method's end is to be reached, only then")
 
     @property
-    def aim(self) -> str | None:
-        """The words under which a record keeps when the value was reached."""
-        return None if self.value is None else aim(self.metric, self.value)
+    def target_key(self) -> str | None:
+        """The key under which a record keeps when the value was reached."""
+        return None if self.value is None else target_key(self.metric, self.value)
 
 
-def aim(metric: str, value: float) -> str:
+def target_key(metric: str, value: float) -> str:
+    """Return the key of a target in a record, e.g. "accuracy ≥ 0.9"."""
     return f"{metric} {'≤' if is_loss(metric) else '≥'} {value:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StudyPart:
     """One comparison of a study."""
 
     study: str
@@ -69,68 +76,74 @@ class Part:
     paper: str
     title: str
     source: str
-    """The table or figure."""
+    """The table or figure of the paper."""
     note: str = ""
-    """What readers should know of the setting."""
+    """A remark on the setting."""
     table: Mapping[str, Any]
-    """The comparison, as a configuration has it; for quadratic problems, as `quadratic.py` does."""
+    """The table of a comparison's configuration or, for a quadratic problem, the fields that `quadratic.py` reads."""
     kind: Literal["comparison", "quadratic"] = "comparison"
-    columns: tuple[Column, ...] = ()
+    columns: tuple[ResultColumn, ...] = ()
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By method and column."""
+    """Published values, by method and column."""
     runs_of: str | None = None
-    """The part, as STUDY/PART, whose runs these are."""
+    """Another part, as STUDY/PART, whose runs this part shows."""
     shows: tuple[str, ...] = ()
-    """Of the methods of the study or of another part, which; all if none are named."""
+    """Labels of the methods to show; all if empty."""
     versus: tuple[tuple[str, str], ...] = ()
-    """Pairs of methods, the second of which is the baseline of the first."""
+    """Pairs (method, baseline) to contrast."""
     drawn: str | None = None
-    """The metric of the figure; by default the target's."""
+    """The metric of the figure (default: the target's)."""
 
     @property
     def key(self) -> str:
         return f"{self.study}/{self.name}"
 
     @property
-    def source_of_runs(self) -> Part:
-        """The part that is trained for this one."""
+    def source_of_runs(self) -> StudyPart:
+        """The part whose runs this part shows: itself, or the part that `runs_of` names."""
         return self if self.runs_of is None else by_key(self.runs_of)
 
     @property
     def labels(self) -> list[str]:
-        """Of its methods, in order."""
+        """Labels of the methods, in order."""
         labels = [str(method["label"]) for method in self.source_of_runs.table["methods"]]
         return [label for label in labels if not self.shows or label in self.shows]
 
     def comparison(self, **changes: Any) -> CompareConfig:
-        """The configuration, with some fields changed; those that are None stay."""
+        """Return the configuration with some fields changed; a change to None is ignored."""
         table = dict(self.table) | {key: value for key, value in changes.items() if value is not None}
         return parse(CompareConfig, table | {"title": self.title}, self.key)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
-    """A table or figure of a paper, in parts."""
+class PaperStudy:
+    """A table or figure of a paper, in parts.
+
+    Example:
+        >>> load("fedcm-table3").part("digits").title
+        "FedCM's α, a small convolutional model on 8×8 digits, 200 rounds"
+    """
 
     name: str
     paper: str
     title: str
-    parts: tuple[Part, ...]
+    parts: tuple[StudyPart, ...]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> StudyPart:
+        """Return a part by name."""
         for part in self.parts:
             if part.name == name:
                 return part
         names = [part.name for part in self.parts]
         raise ValueError(f"{self.name}: the part must be one of {', '.join(names)}, got {name!r}{suggest(name, names)}")
 
-    def chosen(self, patterns: str | None) -> list[Part]:
-        """The parts that a comma-separated list of names or patterns (*) means; all without one."""
+    def chosen(self, patterns: str | None) -> list[StudyPart]:
+        """Return the parts that a comma-separated list of names or patterns (*) selects; all for None."""
         return [self.part(name) for name in matching(patterns, [part.name for part in self.parts], "--part")]
 
 
 def matching(patterns: str | None, names: list[str], option: str) -> list[str]:
-    """`fitting`, where each of the patterns must mean something."""
+    """Return the names that `patterns` selects, as `fitting` does; raise an error if a pattern selects none."""
     for pattern in _listed(patterns, names):
         if not any(_fits(name, pattern) for name in names):
             raise ValueError(f"{option} must name some of {', '.join(names)}, got {pattern!r}{suggest(pattern, names)}")
@@ -138,12 +151,12 @@ def matching(patterns: str | None, names: list[str], option: str) -> list[str]:
 
 
 def fitting(patterns: str | None, names: list[str]) -> list[str]:
-    """Of the names, those that a comma-separated list of names or patterns means; all without one."""
+    """Return the names that a comma-separated list of names or patterns (*) selects; all for None."""
     return [name for name in names if any(_fits(name, pattern) for pattern in _listed(patterns, names))]
 
 
 def _listed(patterns: str | None, names: list[str]) -> list[str]:
-    """The patterns, of which one may have commas of its own."""
+    """Split a list of patterns, unless all of it matches a name that contains commas."""
     if patterns is None or any(_fits(name, patterns) for name in names):
         return [patterns or "*"]
     return [pattern.strip() for pattern in patterns.split(",")]
@@ -154,58 +167,61 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def names() -> list[str]:
-    """Every study."""
+    """Return the names of all studies."""
     files = resources.files("fedmos.experiments.reproduce").joinpath("studies").iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
 @cache
-def load(name: str) -> Study:
-    """A study by name."""
+def load(name: str) -> PaperStudy:
+    """Return a study by name."""
     if name not in names():
         raise ValueError(f"The study must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
     file = resources.files("fedmos.experiments.reproduce").joinpath(f"studies/{name}.toml")
     return read(name, toml(file.read_text("utf-8"), name))
 
 
-def read(name: str, table: Mapping[str, Any]) -> Study:
-    """A study from its table: `base` holds what parts have in common, `parts.NAME` what is their own."""
-    _known(name, table, {"paper", "title", "kind", "base", "columns", "parts"})
+def read(name: str, table: Mapping[str, Any]) -> PaperStudy:
+    """Make a study from its table: `base` holds the fields that all parts share, `parts.NAME` those of one part."""
+    _check_fields(name, table, {"paper", "title", "kind", "base", "columns", "parts"})
     raw: dict[str, dict[str, Any]] = {}
     for part, own in table["parts"].items():
         where = f"{name}/{part}"
-        _known(where, own, {"like", "change", "columns", "published", *_PLAIN})
+        _check_fields(where, own, {"like", "change", "columns", "published", *_PLAIN})
         start: Mapping[str, Any] = {"change": table.get("base", {}), "columns": table.get("columns", {})}
         raw[part] = merged(raw[own["like"]] if "like" in own else start, own)
     parts = tuple(_part(name, part, own, table) for part, own in raw.items())
-    return Study(name=name, paper=table["paper"], title=table["title"], parts=parts)
+    return PaperStudy(name=name, paper=table["paper"], title=table["title"], parts=parts)
 
 
 _PLAIN = ("title", "source", "note", "runs_of", "shows", "versus", "drawn")
 
 
-def _part(study: str, name: str, own: Mapping[str, Any], table: Mapping[str, Any]) -> Part:
+def _part(study: str, name: str, own: Mapping[str, Any], table: Mapping[str, Any]) -> StudyPart:
     plain: dict[str, Any] = {key: own[key] for key in _PLAIN if key in own}
     plain["versus"] = tuple((method, baseline) for method, baseline in plain.get("versus", ()))
     plain["shows"] = tuple(plain.get("shows", ()))
     trains = dict(own.get("change", {}))
     if plain["shows"] and "runs_of" not in plain:
         trains["methods"] = [method for method in trains["methods"] if method["label"] in plain["shows"]]
-    return Part(
+    return StudyPart(
         study=study,
         name=name,
         paper=table["paper"],
         table=trains,
         kind=table.get("kind", "comparison"),
-        columns=tuple(Column(key=key, **fields) for key, fields in own["columns"].items()),
+        columns=tuple(ResultColumn(key=key, **fields) for key, fields in own["columns"].items()),
         published=own.get("published", {}),
         **plain,
     )
 
 
 def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables within tables one over the other. Anything else replaces what was there, as does a table with a name (a
-    thing of its own, not a change to the other); an empty table takes it away."""
+    """Merge nested tables, `own` over `base`.
+
+    Other values replace those of `base`, as does a table that has a `name`: it is a different object, not a change. An
+    empty table removes the field.
+    """
     result = copy.deepcopy(dict(base))
     for key, value in own.items():
         both = isinstance(value, Mapping) and "name" not in value and isinstance(result.get(key), Mapping)
@@ -215,13 +231,13 @@ def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _known(where: str, table: Mapping[str, Any], fields: set[str]) -> None:
+def _check_fields(where: str, table: Mapping[str, Any], fields: set[str]) -> None:
     for field_ in table:
         if field_ not in fields:
             raise ValueError(f"{where}: '{field_}' is not a field{suggest(field_, sorted(fields))}")
 
 
-def by_key(key: str) -> Part:
-    """The part that STUDY/PART means."""
+def by_key(key: str) -> StudyPart:
+    """Return the part with the key STUDY/PART."""
     study, _, name = key.partition("/")
     return load(study).part(name)

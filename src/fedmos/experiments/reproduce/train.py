@@ -1,4 +1,4 @@
-"""Training a part of a study: methods one after another, the runs of a method side by side, until the time is up."""
+"""Train the runs of a part: one group of methods after another, the runs of a group as one program."""
 
 from __future__ import annotations
 
@@ -9,41 +9,50 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...config.fields import FinalOf
-from ...config.schema import CompareConfig, Method
+from ...config.schema import CompareConfig, Method, Tuning
 from ...core.callback import Callback
 from ...core.history import Record
-from ...data.dataset import Dataset
-from ...data.federated import FederatedData
-from ...run.many import run_many
 from ...run.preflight import find_device
-from ..compare import side_by_side
-from ..tune import badness
-from .record import Job, Records, Run, run_record
-from .study import Part, aim, fitting
+from ..runner import (
+    PlannedRun,
+    Runner,
+    Values,
+    mergeable_methods,
+    own_values,
+    rounds_of,
+    tuning_runs,
+    tuning_target,
+)
+from ..seed_statistics import GridTrial
+from ..tune import choose
+from .record import RunRecord, StudyRecords, run_folder, run_record
+from .study import StudyPart, fitting, target_key
 
-_CHECKPOINTS = "2min"
-Say = Callable[[str], None]
+_CHECKPOINT_EVERY = "2min"
+Echo = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """How much of a part to run, and how; None is as its configuration says."""
+class ReproduceOptions:
+    """Which runs of a part to train, and how. None keeps the value of the part's configuration."""
 
     rounds: int | None = None
     seeds: int | None = None
-    """The first so many."""
+    """Train the first so many seeds."""
     methods: str | None = None
-    """Labels or patterns, with commas."""
+    """Labels or patterns, separated by commas."""
     device: str | None = None
     precision: str | None = None
 
-    def configuration(self, part: Part) -> CompareConfig:
+    def configuration(self, part: StudyPart) -> CompareConfig:
+        """Return a part's configuration with these options applied."""
         changes: dict[str, Any] = {"rounds": self.rounds, "device": self.device, "precision": self.precision}
         tune = part.table.get("tune", {})
         if self.rounds is not None and self.rounds < tune.get("rounds", 0):
@@ -55,7 +64,7 @@ class Wanted:
 
 
 class Deadline(Callback):
-    """Ends runs, which are saved first, once so many seconds have passed since it was made."""
+    """Interrupts runs, which are saved, once `seconds` have passed since its creation."""
 
     def __init__(self, seconds: float | None = None) -> None:
         self._end = math.inf if seconds is None else time.monotonic() + seconds
@@ -69,150 +78,135 @@ class Deadline(Callback):
             raise KeyboardInterrupt
 
 
-def train(part: Part, wanted: Wanted, out: Path, records: Records, deadline: Deadline, say: Say) -> None:
-    """Train what the records lack of a part, and write it there method by method."""
-    Trainer(part, wanted.configuration(part), out, records, deadline, say).train()
+def train(
+    part: StudyPart, options: ReproduceOptions, out: Path, records: StudyRecords, deadline: Deadline, echo: Echo
+) -> None:
+    """Train the runs of a part that the records lack, and add them to the records."""
+    PartTrainer(part, options.configuration(part), out, records, deadline, echo).train()
 
 
-class Trainer:
-    """The training of one part."""
+class PartTrainer:
+    """Trains the runs of one part that the records lack."""
 
     def __init__(
-        self, part: Part, config: CompareConfig, out: Path, records: Records, deadline: Deadline, say: Say
+        self,
+        part: StudyPart,
+        config: CompareConfig,
+        out: Path,
+        records: StudyRecords,
+        deadline: Deadline,
+        echo: Echo,
     ) -> None:
-        self._part, self._config, self._out = part, config, out
-        self._records, self._deadline, self._say = records, deadline, say
-        self._dataset: Dataset | None = None
-        self._federations: dict[int, FederatedData] = {}
+        if any(method.grid for method in config.methods):
+            raise ValueError(f"{part.key}: 'methods.grid' must be left out because records keep the step size only")
+        self._part, self._config = part, config
+        self._records, self._deadline, self._echo = records, deadline, echo
+        folder = partial(run_folder, out=out)
+        self._runner = Runner(config, folder, checkpoint_every=_CHECKPOINT_EVERY, callbacks=[deadline])
 
     def train(self) -> None:
-        for group in side_by_side(self._config.methods):
-            methods = [self._config.methods[i] for i in group]
-            chosen = self._step_sizes(methods)
-            if chosen is None:
+        """Train until everything is done or the deadline has passed."""
+        for methods in mergeable_methods(self._config.methods):
+            values = self._values(methods)
+            if values is None:
                 return
-            jobs = [
-                Job(m.label, lr, seed) for m, lr in zip(methods, chosen, strict=True) for seed in self._config.seeds
-            ]
-            if not self._play(jobs, self._config.rounds):
+            runs = [PlannedRun(label, own, seed) for label, own in values.items() for seed in self._config.seeds]
+            if not self._train(runs):
                 return
 
-    def _step_sizes(self, methods: Sequence[Method]) -> list[float] | None:
-        """Each method's own, or the best of the grid; None if the time was up before that was known."""
-        tune, part = self._config.tune, self._part
-        if tune is None:
-            return [float(method.algorithm.fields["lr"]) for method in methods]
-        rounds = tune.rounds or self._config.rounds
-        grids = [[Job(method.label, lr, tune.seed, tuning=True) for lr in tune.lr] for method in methods]
-        if not self._play([job for grid in grids for job in grid], rounds):
+    def _values(self, methods: Sequence[Method]) -> dict[str, Values] | None:
+        """Return the step size of each method, tuned if there is a grid; None if the deadline passed before."""
+        if self._config.tune is None:
+            return {method.label: own_values(method) for method in methods}
+        trials = {method.label: tuning_runs(self._config, method) for method in methods}
+        if not self._train([run for runs in trials.values() for run in runs]):
             return None
-        for method, grid in zip(methods, grids, strict=True):
-            costs = {job.lr: self._cost(self._records.find(part, job)) for job in grid}
-            self._records.tuned(part)[method.label] = min(sorted(costs), key=lambda lr: costs[lr])
+        for label, runs in trials.items():
+            self._records.tuned(self._part)[label] = self._best_step_size(self._config.tune, runs)
         self._records.write()
-        return [self._records.tuned(part)[method.label] for method in methods]
+        return {label: (("lr", self._records.tuned(self._part)[label]),) for label in trials}
 
-    def _cost(self, run: Run | None) -> tuple[float, float]:
-        """How bad a trial of a step size was; one that diverged has no last value, whatever it reached before."""
-        metric, level = self._config.metric, self._config.level
-        if run is None or self._config.tune is None:
-            return math.inf, math.inf
-        first = None if isinstance(level, FinalOf) else run["first"].get(aim(metric, level))
-        final = None if run["ended"] == "diverged" else run["last"].get(metric)
-        return badness(self._config.tune, metric, None if first is None else first[0], final)
+    def _best_step_size(self, tune: Tuning, runs: Sequence[PlannedRun]) -> float:
+        trials = [self._trial(run, self._records.find(self._part, run)) for run in runs]
+        return choose(tune, self._config.metric, trials).values["lr"]
 
-    def _play(self, jobs: Sequence[Job], rounds: int) -> bool:
-        """Train what is missing, and note it; False if the time was up first."""
-        todo = [job for job in jobs if not self._done(job, rounds)]
+    def _trial(self, run: PlannedRun, record: RunRecord | None) -> GridTrial:
+        """Read a trial from its record. A diverged run has no final value, whatever it reached before."""
+        if record is None:
+            return GridTrial(dict(run.values), None, None)
+        first = None if self._target is None else record["first"].get(self._target)
+        final = None if record["ended"] == "diverged" else record["last"].get(self._config.metric)
+        return GridTrial(dict(run.values), None if first is None else first[0], final)
+
+    def _train(self, runs: Sequence[PlannedRun]) -> bool:
+        """Train the missing runs and add them to the records; return False if the deadline passed before the end."""
+        todo = [run for run in runs if not self._is_done(run)]
         if not todo:
             return True
         if self._deadline.passed:
             return False
-        self._say(f"{self._part.key}: {_words(todo)}, {rounds} rounds")
+        rounds = rounds_of(self._config, todo[0])  # either all are tuning runs, or none is
+        self._echo(f"{self._part.key}: {_describe(todo)}, {rounds} rounds")
         began = time.perf_counter()
-        results = run_many([self._arguments(job, rounds) for job in todo])
-        runs = [run_record(self._part, job, result, rounds) for job, result in zip(todo, results, strict=True)]
-        self._records.add(self._part, runs)
+        results = self._runner.train(todo)
+        added = [run_record(self._part, run, result, rounds) for run, result in zip(todo, results, strict=True)]
+        self._records.add(self._part, added)
         self._records.sessions(self._part).append(
-            session(time.perf_counter() - began, todo, max(r["rounds"] for r in runs), results[0].info)
+            session(time.perf_counter() - began, todo, max(record["rounds"] for record in added), results[0].info)
         )
         self._records.write()
         del results
-        gc.collect()  # recorded graphs refer to each other in circles
-        if all(run["ended"] != "cut off" for run in runs):
+        gc.collect()  # CUDA graphs are in reference cycles
+        if all(record["ended"] != "cut off" for record in added):
             return True
-        if not self._deadline.passed:  # somebody pressed Ctrl-C
+        if not self._deadline.passed:  # the user pressed Ctrl-C
             raise KeyboardInterrupt
         return False
 
-    def _done(self, job: Job, rounds: int) -> bool:
-        run = self._records.find(self._part, job)
-        if run is None:
+    def _is_done(self, run: PlannedRun) -> bool:
+        record = self._records.find(self._part, run)
+        if record is None:
             return False
-        long_enough = run["ended"] == "complete" and run["rounds"] >= rounds
-        return long_enough or run["ended"] == "diverged" or self._decided(run)
+        complete = record["ended"] == "complete" and record["rounds"] >= rounds_of(self._config, run)
+        return complete or record["ended"] == "diverged" or self._is_decided(record)
 
-    def _decided(self, run: Run) -> bool:
-        """Whether a trial ended at the target, or is longer already than another of its method's took to get there."""
-        if self._stop is None or not run["tuning"]:
+    def _is_decided(self, record: RunRecord) -> bool:
+        """Whether a trial reached the target, or has more rounds than another trial of its method needed for it."""
+        if tuning_target(self._config) is None or not record["tuning"]:
             return False
-        trials = [t for t in self._records.runs(self._part, run["method"], tuning=True) if t["seed"] == run["seed"]]
-        firsts = [trial["first"].get(aim(*self._stop)) for trial in trials]
-        return any(first is not None and first[0] <= run["rounds"] for first in firsts)
+        trials = self._records.runs(self._part, record["method"], tuning=True)
+        firsts = [trial["first"].get(self._target) for trial in trials if trial["seed"] == record["seed"]]
+        return any(first is not None and first[0] <= record["rounds"] for first in firsts)
 
     @property
-    def _stop(self) -> tuple[str, float] | None:
-        """The target at which a run that only tries a step size ends."""
-        level, tune = self._config.level, self._config.tune
-        if tune is None or tune.by != "rounds" or isinstance(level, FinalOf):
-            return None
-        return self._config.metric, level
-
-    def _arguments(self, job: Job, rounds: int) -> dict[str, Any]:
-        method = next(m for m in self._config.methods if m.label == job.label)
-        return self._config.arguments(
-            method.algorithm.but(lr=job.lr),
-            method.selection,
-            job.seed,
-            self._federation(job.seed),
-            rounds=rounds,
-            target=dict([self._stop]) if job.tuning and self._stop is not None else None,
-            out=job.folder(self._out),
-            resume=True,
-            checkpoint_every=_CHECKPOINTS,
-            callbacks=[self._deadline],
-        )
-
-    def _federation(self, seed: int) -> FederatedData:
-        """The seed's split. All share the data set's samples, which are brought to the device once."""
-        if seed not in self._federations:
-            self._dataset = self._dataset or self._config.data.load()
-            self._federations[seed] = self._config.data.make(seed, self._dataset)
-        return self._federations[seed]
+    def _target(self) -> str | None:
+        """The target's key in a record; None if the target is the final value of a method."""
+        level = self._config.level
+        return None if isinstance(level, FinalOf) else target_key(self._config.metric, level)
 
 
-def _words(jobs: Sequence[Job]) -> str:
-    labels = list(dict.fromkeys(job.label for job in jobs))
-    what = "trials of step sizes" if jobs[0].tuning else "runs"
-    return ", ".join(labels) + (f" ({len(jobs)} {what} side by side)" if len(jobs) > 1 else "")
+def _describe(runs: Sequence[PlannedRun]) -> str:
+    labels = list(dict.fromkeys(run.label for run in runs))
+    what = "trials of step sizes" if runs[0].tuning else "runs"
+    return ", ".join(labels) + (f" ({len(runs)} {what} side by side)" if len(runs) > 1 else "")
 
 
-def session(seconds: float, jobs: Sequence[Job], rounds: int, info: dict[str, Any]) -> dict[str, Any]:
-    """On what, with what and how long runs were trained."""
+def session(seconds: float, runs: Sequence[PlannedRun], rounds: int, info: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of a training session: when, on which hardware and how long."""
     return {
         "when": time.strftime("%Y-%m-%d"),
         "hardware": hardware(str(info.get("device", "cpu"))),
         "torch": info["versions"]["torch"],
         "precision": info.get("precision") or info.get("dtype"),
         "seconds": round(seconds, 1),
-        "runs": len(jobs),
+        "runs": len(runs),
         "rounds": rounds,
-        "methods": list(dict.fromkeys(job.label for job in jobs)),
+        "methods": list(dict.fromkeys(run.label for run in runs)),
     }
 
 
 def hardware(device: str) -> str:
-    """A device in words."""
+    """Return the name of a device, e.g. of a GPU."""
     found = find_device(device)
     if found.type == "cuda":
         return torch.cuda.get_device_name(found)
