@@ -1,4 +1,4 @@
-"""`fedmos deploy`: the configuration that was simulated, on real clients, over Flower."""
+"""`fedmos deploy`: runs a configuration on real clients, over Flower."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def init(
 ) -> None:
     """Write a Flower app from a configuration: pyproject.toml, server_app.py, client_app.py.
 
-    `flwr run DIR` starts it on a SuperLink; docs/deploy.md tells how to set one up.
+    `flwr run DIR` starts it on a SuperLink; docs/deploy.md describes how to set one up.
     """
     from ..flower.local.app_template import write_app
 
@@ -58,36 +58,40 @@ def init(
 @app.command()
 def keys(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write certificates and keys.")],
-    host: Annotated[list[str], typer.Option(help="A name or address that clients reach the server by. Repeatable.")],
-    client: Annotated[list[str] | None, typer.Option(help="A client to make a key pair for. Repeatable.")] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long the certificates hold.")] = 365,
+    host: Annotated[list[str], typer.Option(help="A host name or address of the server, for clients. Repeatable.")],
+    client: Annotated[list[str] | None, typer.Option(help="Name of a client, for a key pair. Repeatable.")] = None,
+    days: Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")] = 365,
 ) -> None:
-    """Make a certificate authority, the server's certificate, and a key pair for each client."""
+    """Create a certificate authority, the server's certificate, and a key pair for each client."""
     from ..flower.local.certificates import make_certificates, make_key
 
     made = make_certificates(folder, host, days)
-    _say(f"The server's: {made.server} and {made.server_key}; every client's: {made.authority}")
-    _say(f"Nobody else's: {made.authority_key}")
+    _say(f"For the server: {made.server} and {made.server_key}; for every client: {made.authority}")
+    _say(f"Keep secret: {made.authority_key}")
     for name in client or []:
         pair = make_key(folder / name)
-        _say(f"{name}: {pair.private} is for the client alone; register {pair.public} at the SuperLink")
+        _say(f"{name}: {pair.private} is for this client only; register {pair.public} at the SuperLink")
 
 
 @app.command()
 def local(
     configuration: Configuration = None,
-    clients: Annotated[int | None, typer.Option(min=1, help="How many clients (default: the configuration's).")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Number of clients (default: the configuration's).")
+    ] = None,
     set_: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for all of it (default: runs/NAME-local, numbered).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the deployment (default: runs/NAME-local, numbered).")
+    ] = None,
     poll: Annotated[
         float | None,
-        typer.Option(min=0.01, max=60.0, help="Seconds between a client's looks for news (default: by their number)."),
+        typer.Option(min=0.01, max=60.0, help="Seconds between a client's queries (default: depends on their number)."),
     ] = None,
 ) -> None:
-    """Run a configuration on this machine as it would run on many: a SuperLink, and a SuperNode for every client.
+    """Run a deployment on this machine: a SuperLink, and a SuperNode for every client.
 
-    All on loopback, with TLS and with keys made for this run; all is stopped at the end, on Ctrl-C, and on errors.
-    Given the folder of a run that was cut off, continues it.
+    All processes use loopback, TLS, and keys created for this run. They are stopped at the end, on Ctrl-C, and on
+    errors. Given the folder of an interrupted run, the command continues it.
     """
     from ..flower import require_flower
 
@@ -114,16 +118,16 @@ def local(
             if not state.completed:
                 raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")
     except KeyboardInterrupt:
-        _say(f"Interrupted; all is stopped. Continue with the same command and --out {folder}")
+        _say(f"Interrupted; all processes are stopped. Continue with the same command and --out {folder}")
         raise typer.Exit(130) from None
     _say(f"Saved in {folder / 'run'}")
 
 
 @app.command(context_settings=_PASSED_ON)
 def node(context: typer.Context) -> None:
-    """Be a client's SuperNode: flower-supernode, with shorter pauses, and back at once after it was killed.
+    """Run a client's SuperNode: flower-supernode with shorter pauses, which can reconnect at once after it was killed.
 
-    Takes --poll SECONDS (default 0.5), --memory FILE, and all that flower-supernode takes.
+    Takes --poll SECONDS (default 0.5), --memory FILE, and all options of flower-supernode.
     """
     program = Path(__file__).parents[1] / "flower" / "local" / "supernode.py"
     os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])
@@ -131,7 +135,7 @@ def node(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASSED_ON)
 def apps(context: typer.Context) -> None:
-    """Run the apps of a SuperLink or SuperNode that has --isolation process; in place of flower-superexec."""
+    """Run the apps of a SuperLink or SuperNode with --isolation process; replaces flower-superexec."""
     os.execv(sys.executable, [sys.executable, "-m", "fedmos.flower.local.superexec", *context.args])
 
 
@@ -163,7 +167,7 @@ def _print_rounds(folder: Path) -> Callable[[], None]:
 def _line(record: dict[str, Any]) -> str:
     from ..core.history import METRICS
 
-    outcome = "abandoned, the model stays as it was" if record["abandoned"] else f"{len(record['cohort'])} clients"
+    outcome = "abandoned, the model is unchanged" if record["abandoned"] else f"{len(record['cohort'])} clients"
     values = [f"{name.replace('_', ' ')} {record[name]:.4f}" for name in METRICS if record.get(name) is not None]
     return ", ".join([f"Round {record['round']}: {outcome}", *values, f"{record['seconds']:.1f} s"])
 
