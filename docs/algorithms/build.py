@@ -57,10 +57,10 @@ PAGE = """# The algorithms, side by side
 Real handwritten digits, two classes per client, 10 of {clients} clients a round drawn uniformly (weights p_i/Σ_S p),
 {steps} local steps of {batch} samples, {rounds} rounds. Every method keeps its default hyper-parameters and takes the
 step size among {grid} that ended best on seed {tuning}; the table is over {seeds} other seeds, mean ± standard
-deviation. This is a small problem with much noise from selection: it shows that every method trains and what it
-costs, and is no ranking. FedHBM's spread at the end is one seed of three that broke down after it had reached the
-target: its step size ended best on the seed apart, and is too large. Which method suits which case:
-[choosing](../choosing.md).
+deviation. The problem is small and client selection adds much noise: the table shows that every method trains
+and what it costs; it is not a ranking. FedHBM's final spread comes from one seed of three that diverged after it had
+reached the target: the step size that was best on the tuning seed is too large. [Choosing](../choosing.md) recommends
+methods.
 
 {table}
 
