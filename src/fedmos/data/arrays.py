@@ -1,25 +1,35 @@
-"""Conversion and validation of the array-likes that a user passes to `FederatedData.from_arrays`."""
+"""Conversion and validation of the arrays of a `FederatedData`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.formatting import one_line
+from ..core.formatting import format_value, one_line
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Inputs and targets of the same samples."""
 
 
 def offsets_of(sizes: Tensor) -> Tensor:
+    """Return where the samples of each client begin, and the total, (clients + 1,)."""
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
 
 
 def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
-    """p, float64: given numbers scaled to sum to one (untouched if they do), or each client's share of the samples."""
+    """Return the importances p, float64, with sum one.
+
+    Args:
+        sizes: Number of samples of each client.
+        importance: One number ≥ 0 per client, which is scaled unless the sum is one already (default: `sizes`).
+
+    Raises:
+        ValueError: If `importance` is not one number ≥ 0 per client, or all are zero.
+    """
     if importance is None:
         return sizes.to(torch.float64) / int(sizes.sum())
     try:
@@ -38,19 +48,50 @@ def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
     return p if abs(total - 1) < 1e-12 else p / total
 
 
-def pair_of(pair: Any, who: str) -> Pair:
+def is_offsets(offsets: Tensor) -> bool:
+    """Return whether `offsets` is a valid result of `offsets_of` with at least one sample per client."""
+    well_formed = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
+    return well_formed and int(offsets[0]) == 0 and bool((offsets.diff() > 0).all())
+
+
+def is_index(index: Tensor, samples: int) -> bool:
+    """Return whether `index` is a vector of positions in 0 … samples−1."""
+    well_formed = index.dtype == torch.int64 and index.ndim == 1 and len(index) > 0
+    return well_formed and int(index.min()) >= 0 and int(index.max()) < samples
+
+
+def client_arrays(clients: Any, test: Any) -> tuple[list[Pair], Pair | None]:
+    """Convert the pairs (x, y) of the clients and of the test set to arrays.
+
+    Raises ValueError if they are invalid or of different shapes or kinds of numbers.
+    """
+    if not isinstance(clients, Iterable):
+        raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
+    pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+    if not pairs:
+        raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
+    tested = None if test is None else _pair(test, "the test set")
+    for i, pair in enumerate(pairs):
+        _check_alike(pair, pairs[0], f"client {i}")
+    if tested is not None:
+        _check_alike(tested, pairs[0], "the test set")
+    return pairs, tested
+
+
+def _pair(pair: Any, owner: str) -> Pair:
+    """Convert a pair (x, y) of array-likes to arrays. Raises ValueError that names `owner` if it is invalid."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ValueError(f"FederatedData: {who} must be a pair (x, y), got {type(pair).__name__}")
-    x, y = _array(pair[0], "x", who), _array(pair[1], "y", who)
+        raise ValueError(f"FederatedData: {owner} must be a pair (x, y), got {type(pair).__name__}")
+    x, y = _array(pair[0], "x", owner), _array(pair[1], "y", owner)
     if len(x) != len(y):
-        raise ValueError(f"FederatedData: x and y of {who} must be equally long, got {len(x)} and {len(y)}")
+        raise ValueError(f"FederatedData: x and y of {owner} must be equally long, got {len(x)} and {len(y)}")
     if len(x) == 0:
-        raise ValueError(f"FederatedData: {who} must have at least one sample, got none")
+        raise ValueError(f"FederatedData: {owner} must have at least one sample, got none")
     return x, y
 
 
 def _plain(value: Any) -> np.ndarray:
-    """Anything array-like as a plain array."""
+    """Convert an array-like to a NumPy array."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().resolve_conj().resolve_neg()
         value = value.float() if value.dtype == torch.bfloat16 else value
@@ -61,8 +102,8 @@ def _plain(value: Any) -> np.ndarray:
         return a.astype(np.float64) if a.dtype == np.longdouble else a
 
 
-def _array(value: Any, name: str, who: str) -> np.ndarray:
-    what = f"FederatedData: {name} of {who} must"
+def _array(value: Any, name: str, owner: str) -> np.ndarray:
+    what = f"FederatedData: {name} of {owner} must"
     try:
         a = _plain(value)
         if a.ndim == 0 or a.dtype.kind not in "biuf":
@@ -71,7 +112,7 @@ def _array(value: Any, name: str, who: str) -> np.ndarray:
             raise ValueError(f"{what} have numbers in each sample, got shape {a.shape}")
         if a.dtype.kind == "f" and not np.isfinite(a).all():
             raise ValueError(f"{what} be finite, got NaN or infinity")
-        if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # torch computes with int64 and uint8 only
+        if a.dtype.kind == "u" and a.dtype.itemsize > 1:  # of unsigned dtypes, torch computes with uint8 only
             if a.size and int(a.max()) >= 2**63:
                 raise ValueError(f"{what} be integers of 64 bits with a sign, got {int(a.max())}")
             a = a.astype(np.int64)
@@ -85,7 +126,7 @@ def _array(value: Any, name: str, who: str) -> np.ndarray:
         ) from None
 
 
-def check_alike(pair: Pair, first: Pair, owner: str) -> None:
+def _check_alike(pair: Pair, first: Pair, owner: str) -> None:
     """Raise ValueError unless the samples of `pair` have the shape and kind of number of client 0's."""
     for name, a, b in zip("xy", pair, first, strict=True):
         if a.shape[1:] != b.shape[1:] or (a.dtype.kind == "f") != (b.dtype.kind == "f"):

@@ -1,7 +1,7 @@
 """Random crops and flips, declared on a data set and applied on the device, batch by batch.
 
-What happens to a sample is a hash of its key, one per (seed, round, client, step, sample), so it depends neither on
-the engine nor on the device, and two gradients on one batch see the same images.
+The transformation of a sample is a hash of its key, one per (seed, round, client, step, sample). It therefore does not
+depend on the engine or device, and two gradients on one batch use the same images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,21 @@ from ..rng import draws
 
 @dataclass(frozen=True, kw_only=True)
 class Augment:
-    """Shift images by up to `crop` pixels (a random crop of the image padded with zeros), and mirror half of them."""
+    """Random crops and horizontal flips of the training images.
+
+    Args:
+        crop: Images are shifted by up to this number of pixels in each direction: a random crop of the image padded
+            with zeros.
+        flip: Mirror each image with probability ½.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> digits = fm.datasets.load("digits").declare(augment=fm.Augment(crop=1, flip=False))
+        >>> digits.augment
+        Augment(crop=1, flip=False)
+    """
 
     crop: int = 4
     flip: bool = True
@@ -26,7 +40,12 @@ class Augment:
         check(self, crop=pixels, flip=boolean)
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        """Stored images (n, channels, height, width) as a client sees them; `key` is (n,), int64."""
+        """Return the transformed images.
+
+        Args:
+            x: Stored images, (n, channels, height, width).
+            key: One key per image, (n,), int64.
+        """
         chance = draws(key, 3)
         shift = (chance[:, :2] * (2 * self.crop + 1)).to(torch.int64) - self.crop
         rows = torch.arange(x.shape[-2], device=x.device) + shift[:, :1]
@@ -37,8 +56,8 @@ class Augment:
         return _take(x, columns[:, None, None, :], -1)
 
 
-def _take(x: Tensor, where: Tensor, axis: int) -> Tensor:
-    """Entries of an axis by number, zero outside the image."""
-    inside = (where >= 0) & (where < x.shape[axis])
-    taken = x.gather(axis, where.clamp(0, x.shape[axis] - 1).expand(x.shape))
+def _take(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Return the entries of an axis by index, and zero where the index is outside the image."""
+    inside = (index >= 0) & (index < x.shape[axis])
+    taken = x.gather(axis, index.clamp(0, x.shape[axis] - 1).expand(x.shape))
     return taken * inside.to(x.dtype)

@@ -1,4 +1,4 @@
-"""A data set: samples for training and testing, ready to be divided among clients."""
+"""A data set: samples for training and testing, before they are divided among clients."""
 
 from __future__ import annotations
 
@@ -27,21 +27,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Training and test samples. Images are (n, channels, height, width), uint8 until they are used."""
+    """Training and test samples. Images are (n, channels, height, width) and stored as uint8.
+
+    Example:
+        >>> import numpy as np
+        >>> dataset = fm.Dataset("random", np.random.rand(100, 5).astype(np.float32), np.arange(100) % 2)
+        >>> dataset
+        Dataset(random: 100 training and 0 test samples)
+        >>> dataset.partition(fm.partition.IID(), clients=4)
+        FederatedData(4 clients, 100 samples)
+    """
 
     name: str
+    """The name of the data set."""
     x_train: np.ndarray
+    """Training inputs."""
     y_train: np.ndarray
+    """Training targets."""
     x_test: np.ndarray | None = None
+    """Test inputs."""
     y_test: np.ndarray | None = None
+    """Test targets."""
     normalize: Normalize | None = None
+    """The normalisation of inputs."""
     augment: Augment | None = None
+    """The augmentation of training images."""
     owner: np.ndarray | None = None
-    """Where samples come from somebody: for each training sample, whose it is, as a number."""
+    """The natural owner of each training sample, as a number, if samples have owners."""
     owners: Sequence[str] | None = None
-    """The owners' names."""
+    """The names of the owners."""
     labels: Sequence[str] | None = None
-    """The classes' names."""
+    """The names of the classes."""
 
     def __repr__(self) -> str:
         tests = 0 if self.y_test is None else len(self.y_test)
@@ -49,13 +65,24 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """How many classes there are, if targets are class numbers."""
+        """Number of classes, if targets are class numbers."""
         if self.labels is not None:
             return len(self.labels)
         return int(self.y_train.max()) + 1
 
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> Dataset:
-        """The same samples with another normalisation or augmentation; what is not given stays."""
+        """Return the data set with another normalisation or augmentation.
+
+        Args:
+            normalize: The normalisation (default: unchanged).
+            augment: The augmentation (default: unchanged).
+
+        Raises:
+            ValueError: If `normalize` does not fit the number of channels.
+
+        Example:
+            >>> digits = fm.datasets.load("digits").declare(normalize=fm.Normalize(0.5, 0.5, scale=16))
+        """
         if normalize is not None and not normalize.fits(self.x_train):
             raise ValueError(
                 f"declare: 'normalize' must have one number or one for each channel of {self.name}, got {normalize}"
@@ -63,7 +90,16 @@ class Dataset:
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
 
     def fewer_tests(self, n: int, seed: int = 0) -> Dataset:
-        """The same data set with so many test samples, drawn at random, where evaluating on all would take too long."""
+        """Return the data set with a random subset of the test samples, for faster evaluation.
+
+        Args:
+            n: Number of test samples to keep.
+            seed: Seed of the draw.
+
+        Example:
+            >>> fm.datasets.load("digits").fewer_tests(100)
+            Dataset(digits: 1438 training and 100 test samples)
+        """
         require("fewer_tests", "n", n, count)
         if self.y_test is None or self.x_test is None or len(self.y_test) <= n:
             return self
@@ -71,10 +107,24 @@ class Dataset:
         return replace(self, x_test=np.asarray(self.x_test[chosen]), y_test=np.asarray(self.y_test[chosen]))
 
     def partition(self, scheme: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
-        """Divide the training samples among `clients` clients; the test samples stay with the server.
+        """Divide the training samples among clients; the test samples stay with the server.
 
-        `scheme` is one of `fm.partition`, a Flower Datasets partitioner, or any object with such a `split` method.
-        Only those that bring a number of clients of their own (Natural, Flower's) can do without `clients`.
+        Args:
+            scheme: A partition of `fm.partition`, a Flower Datasets partitioner, or any object with a method `split`
+                like that of `fm.partition.Partition`.
+            clients: Number of clients. Optional for schemes that define it themselves (Natural, Fixed, Flower's).
+            seed: Seed of the partition.
+
+        Returns:
+            A `FederatedData`.
+
+        Raises:
+            ValueError: If an argument is invalid or the scheme cannot divide the samples.
+
+        Example:
+            >>> digits = fm.datasets.load("digits")
+            >>> digits.partition(fm.partition.Dirichlet(alpha=0.5), clients=20, seed=1)
+            FederatedData(20 clients, 1438 samples)
         """
         scheme = FromFlower(scheme) if is_flower(scheme) else scheme
         if isinstance(scheme, type | str) or not hasattr(scheme, "split"):
@@ -85,7 +135,7 @@ class Dataset:
         require("partition", "seed", seed, seed_rule)
         if by_owner and self.owner is None:
             raise ValueError(f"Cannot divide {self.name} by owner because its samples have none; use another partition")
-        # A partition of somebody else's may write into what it is given.
+        # A user's partition could write to its argument.
         column = (self.owner if by_owner else self.y_train).view()  # type: ignore[union-attr]
         column.flags.writeable = False
         parts = scheme.split(column, None if clients is None else int(clients), int(seed))  # type: ignore[arg-type]
@@ -108,15 +158,22 @@ class Dataset:
             labels=self.labels,
         )
 
-    def federate(self, who: str, scheme: Partition | None, clients: int | None, seed: int) -> FederatedData:
-        """The federation of the samples' owners, or divided by a scheme if one is given."""
+    def federate(self, caller: str, scheme: Partition | None, clients: int | None, seed: int) -> FederatedData:
+        """Divide by a scheme, or by the owners of the samples if it is None.
+
+        Args:
+            caller: The name of the public function, for errors.
+            scheme: A partition, or None.
+            clients: Number of clients.
+            seed: Seed of the partition.
+        """
         if scheme is None and self.owner is None:
-            raise ValueError(f"{who}: 'partition' must be given where samples do not say whose they are")
+            raise ValueError(f"{caller}: 'partition' must be given where samples do not say whose they are")
         return self.partition(Natural() if scheme is None else scheme, clients, seed)
 
 
 def _tensor(a: np.ndarray) -> torch.Tensor:
-    """The array as a tensor, without a copy. Arrays may be read-only: nothing here writes to samples."""
+    """Return the array as a tensor without a copy. The array can be read-only: samples are never written."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(a)

@@ -1,4 +1,10 @@
-"""Data sets by name, ready to be partitioned."""
+"""Data sets by name, and generated problems.
+
+Example:
+    >>> digits = fm.datasets.load("digits")
+    >>> digits
+    Dataset(digits: 1438 training and 359 test samples)
+"""
 
 from __future__ import annotations
 
@@ -18,30 +24,53 @@ __all__ = ["Dataset", "Found", "FoundDataset", "Quadratic", "find", "load", "nam
 
 
 def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
-    """A data set by name; `names()` lists them.
+    """Load a data set by name.
 
-    "digits" comes with scikit-learn, "shakespeare" with fedmos. The others are looked for in `$FEDMOS_DATA` (default
-    ~/.cache/fedmos): NAME.npz with x_train, y_train, x_test and y_test (and maybe owner); then parquet, IDX, CIFAR's
-    binary or LEAF's files there or in a sub-folder named after the set; then on the Hugging Face hub. `root` names a
-    file or folder instead, or a set of the hub's as "hf://OWNER/NAME"; then nothing else is searched.
+    "digits" is included in scikit-learn, "shakespeare" in fedmos. The others are searched in `$FEDMOS_DATA` (default
+    ~/.cache/fedmos): NAME.npz with x_train, y_train, x_test and y_test (and optionally owner); then parquet files, IDX
+    files, CIFAR's binary files or LEAF's files there or in a sub-folder named after the data set; then on the Hugging
+    Face hub.
 
-    What is found is decoded once into `$FEDMOS_DATA/store` and memory-mapped from there.
+    The data set is decoded once into `$FEDMOS_DATA/store` and memory-mapped from there.
+
+    Args:
+        name: One of `names()`.
+        root: Search only this file, folder, or data set of the hub ("hf://OWNER/NAME").
+
+    Returns:
+        A `Dataset`.
+
+    Raises:
+        ValueError: If the name is unknown or the files are invalid.
+        FileNotFoundError: If the data set is not found. The message lists the searched places and how to get the data.
+
+    Example:
+        >>> fm.datasets.load("digits").x_train.shape
+        (1438, 1, 8, 8)
     """
     return find(name, root).dataset
 
 
 def names() -> list[str]:
-    """What `load` knows."""
+    """Return the names that `load` accepts.
+
+    Example:
+        >>> "mnist" in fm.datasets.names()
+        True
+    """
     return ["digits", *catalog.CATALOG]
 
 
 @dataclass(frozen=True)
 class FoundDataset:
-    """A data set, where it was found, and whether it is the published one: "as published", "differs", …"""
+    """The result of `find`."""
 
     dataset: Dataset
+    """The data set."""
     place: str
+    """The file, folder or address where it was found."""
     status: str
+    """Comparison with the published data: "as published", "differs", "other sizes" or "not known"."""
 
 
 Found = FoundDataset
@@ -49,7 +78,24 @@ Found = FoundDataset
 
 
 def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = True) -> FoundDataset:
-    """`load`, and what else is known of the set; `online=False` leaves the hub alone."""
+    """Load a data set and report where it was found and whether it is the published one.
+
+    Args:
+        name: One of `names()`.
+        root: Search only this file, folder, or data set of the hub ("hf://OWNER/NAME").
+        online: Whether the Hugging Face hub is searched.
+
+    Returns:
+        A `FoundDataset`.
+
+    Raises:
+        ValueError: If the name is unknown or the files are invalid.
+        FileNotFoundError: If the data set is not found.
+
+    Example:
+        >>> fm.datasets.find("digits").place
+        'scikit-learn'
+    """
     if name not in names():
         raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
     if name == "digits":
@@ -77,7 +123,7 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
 
 
 def _digits() -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels; one in five, drawn with a fixed seed, is for testing."""
+    """Return 1,797 handwritten digits of 8×8 pixels; a fifth, drawn with a fixed seed, are test samples."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

@@ -1,4 +1,4 @@
-"""How a federation's data are spread: sizes, and how different clients' labels are."""
+"""Statistics of a federation: the sizes of clients and the differences between their label distributions."""
 
 from __future__ import annotations
 
@@ -14,34 +14,39 @@ from .federated import FederatedData
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """How clients' label distributions q_i differ from the whole federation's q. Means are over clients."""
+    """Differences between the label distributions q_i of clients and q of the federation. Means are over clients."""
 
     classes: int
+    """Number of classes."""
     per_client: float
-    """Mean number of classes a client has."""
+    """Mean number of classes per client."""
     entropy: float
-    """Mean entropy of q_i, in bits; zero where each client has one class."""
+    """Mean entropy of q_i, in bits; zero if each client has one class."""
     entropy_all: float
-    """Entropy of q, which a client's is at most if all have the same distribution."""
+    """Entropy of q, in bits; equal to `entropy` if all clients have the same distribution."""
     total_variation: float
-    """Mean of ½ Σ_c |q_i(c) − q(c)|: zero if all are alike, near one if each has a rare class of its own."""
+    """Mean of ½ Σ_c |q_i(c) − q(c)|: zero if all q_i are equal, near one if each client has one rare class."""
     divergence: float
-    """Σ_i p_i KL(q_i ‖ q), in bits, p_i a client's share of the samples: what knowing the client tells of a label."""
+    """Σ_i p_i KL(q_i ‖ q), in bits, with p_i the client's fraction of the samples: the mutual information of client and
+    label."""
     counts: np.ndarray = field(repr=False)
-    """(clients, classes)."""
+    """Number of samples per client and class, (clients, classes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What `FederatedData.describe` found; `str()` is a table."""
+    """The result of `FederatedData.describe`; `str()` is a table."""
 
     clients: int
+    """Number of clients."""
     samples: int
+    """Number of training samples."""
     test_samples: int
+    """Number of test samples."""
     sizes: dict[str, float]
-    """min, median, mean, max of the n_i, and their gini coefficient (0: all equal, near 1: one has nearly all)."""
+    """min, median, mean and max of the n_i, and their Gini coefficient (0: all equal, near 1: one has nearly all)."""
     labels: Labels | None
-    """None where targets are not class numbers."""
+    """Label statistics; None if targets are not class numbers."""
 
     def __str__(self) -> str:
         s = self.sizes
@@ -64,7 +69,15 @@ class Description:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
     def plot(self, path: str | os.PathLike[str], most: int = 40) -> None:
-        """Write a picture (SVG) of who has how much of which class; of more than `most` clients, some evenly spaced."""
+        """Write an SVG chart of the number of samples per client and class.
+
+        Args:
+            path: The file to write.
+            most: Maximum number of clients in the chart; of more, evenly spaced ones are drawn.
+
+        Raises:
+            ValueError: If targets are not class numbers.
+        """
         if self.labels is None:
             raise ValueError("Cannot plot the split because its targets are not class numbers")
         from .bubbles import bubble_chart
@@ -74,6 +87,7 @@ class Description:
 
 
 def describe(data: FederatedData) -> Description:
+    """Return the statistics of a federation."""
     sizes = data.sizes.numpy()
     return Description(
         clients=len(data),
@@ -91,10 +105,10 @@ def describe(data: FederatedData) -> Description:
 
 
 def label_counts(data: FederatedData) -> np.ndarray:
-    """(clients, classes): how many samples of which class each client has."""
+    """Return the number of samples per client and class, (clients, classes)."""
     y = (data.y if data.index is None else data.y[data.index]).to("cpu", torch.int64)
     classes = len(data.labels) if data.labels is not None else int(data.y.max()) + 1
-    if classes > 1000 + len(y):  # numbers that are far apart: count those that occur
+    if classes > 1000 + len(y):  # sparse class numbers: count only those that occur
         names, y = y.unique(return_inverse=True)
         classes = len(names)
     owner = torch.arange(len(data)).repeat_interleave(data.sizes)
@@ -124,11 +138,11 @@ def _labels(counts: np.ndarray, sizes: np.ndarray) -> Labels:
 def _entropy(q: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy: np.ndarray = -np.where(q > 0, q * np.log2(q), 0.0).sum(1)
-    return entropy + 0.0  # −0 reads badly
+    return entropy + 0.0  # turns −0 into 0
 
 
 def gini(sizes: np.ndarray) -> float:
-    """0 if all are equal, near 1 if one has nearly all."""
+    """Return the Gini coefficient: 0 if all sizes are equal, near 1 if one client has nearly all samples."""
     n = np.sort(sizes)
     rank = np.arange(1, len(n) + 1)
     return float(2 * (rank @ n) / (len(n) * n.sum()) - (len(n) + 1) / len(n))

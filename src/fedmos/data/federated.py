@@ -1,4 +1,4 @@
-"""A federation's data: one contiguous store, and for each client a slice of an index into it."""
+"""The data of a federation: one contiguous store of samples, and an index into it with a slice per client."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.formatting import format_value
-from .arrays import check_alike, importance_of, offsets_of, pair_of
+from .arrays import client_arrays, importance_of, is_index, is_offsets, offsets_of
 from .augment import Augment
 from .normalize import Normalize
 
@@ -27,24 +26,36 @@ Arrays = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FederatedData:
-    """Who holds which samples. Make one with `from_arrays`, or by partitioning a `Dataset`."""
+    """The samples of every client, and a common test set.
+
+    Create it with one of the `from_…` methods, or with `Dataset.partition`.
+
+    Example:
+        >>> clients = [(torch.randn(20, 5), torch.arange(20) % 2) for _ in range(3)]
+        >>> fm.FederatedData.from_arrays(clients)
+        FederatedData(3 clients, 60 samples)
+    """
 
     x: Tensor
+    """The inputs of all samples."""
     y: Tensor
+    """The targets of all samples."""
     index: Tensor | None
-    """Positions in the store, client after client; None means the store is in that order already."""
+    """Positions in x and y, client after client; None if x and y are in that order already."""
     offsets: Tensor
-    """Client i holds entries offsets[i] … offsets[i+1]−1 of the index."""
+    """Client i has the entries offsets[i] … offsets[i+1]−1 of the index."""
     importance: Tensor
-    """p_i, float64, sums to one."""
+    """The importances p_i, float64, with sum one."""
     test: Arrays | None = None
+    """Inputs and targets of the test set."""
     normalize: Normalize | None = None
+    """The normalisation of inputs."""
     augment: Augment | None = None
-    """What training, and only training, does to images before they are normalised."""
+    """The augmentation of training images, applied before they are normalised."""
     names: Sequence[str] | None = None
-    """What the clients are called, where they have names."""
+    """The names of the clients, if they have names."""
     labels: Sequence[str] | None = None
-    """What the classes are called."""
+    """The names of the classes."""
 
     @classmethod
     def from_arrays(
@@ -53,25 +64,30 @@ class FederatedData:
         test: tuple[Any, Any] | None = None,
         importance: Any = None,
     ) -> FederatedData:
-        """A federation from one (x_i, y_i) pair of array-likes per client.
+        """Create a federation from arrays.
 
-        `test` is another such pair; `importance` one number ≥ 0 per client (default: its share of the
-        samples), scaled to sum to one. Arrays keep their dtype; floating ones are cast to the run's
-        dtype on use.
+        Arrays keep their dtype; floating-point arrays are cast to the run's dtype when they are used.
+
+        Args:
+            clients: One pair (x_i, y_i) of array-likes per client.
+            test: A pair of array-likes for the test set.
+            importance: One number ≥ 0 per client, scaled to sum one (default: the number of samples).
+
+        Returns:
+            A `FederatedData`.
+
+        Raises:
+            ValueError: If the arrays are invalid or the clients' shapes and dtypes differ.
+
+        Example:
+            >>> clients = [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)) for _ in range(3)]
+            >>> fm.FederatedData.from_arrays(clients, importance=[2, 1, 1]).importance
+            tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
         """
-        if not isinstance(clients, Iterable):
-            raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
-        pairs = [pair_of(pair, f"client {i}") for i, pair in enumerate(clients)]
-        if not pairs:
-            raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
-        tested = None if test is None else pair_of(test, "the test set")
-        for i, pair in enumerate(pairs):
-            check_alike(pair, pairs[0], f"client {i}")
-        if tested is not None:
-            check_alike(tested, pairs[0], "the test set")
+        pairs, tested = client_arrays(clients, test)
         sizes = torch.tensor([len(x) for x, _ in pairs])
         return cls(
-            x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),  # of the widest dtype among the clients'
+            x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),  # in the widest dtype of the clients
             y=torch.from_numpy(np.concatenate([y for _, y in pairs])),
             index=None,
             offsets=offsets_of(sizes),
@@ -88,10 +104,25 @@ class FederatedData:
         seed: int = 0,
         size: int | tuple[int, int] | None = None,
     ) -> FederatedData:
-        """A federation from folders of images: CLIENT/CLASS/image, or CLASS/image with a `partition`.
+        """Create a federation from folders of images: CLIENT/CLASS/image, or CLASS/image with a `partition`.
 
-        A folder `test` (CLASS/image) beside a folder `train` is the test set. Images must agree in size, or are
-        resized to `size`, (height, width). Needs Pillow.
+        A folder "test" (CLASS/image) next to a folder "train" is the test set. Needs Pillow.
+
+        Args:
+            root: The folder.
+            partition: Divides the images among clients (default: by the CLIENT folders).
+            clients: Number of clients.
+            seed: Seed of the partition.
+            size: Height and width to which images are resized; without it, all images must have the same size.
+
+        Raises:
+            ValueError: If an argument or an image is invalid.
+            FileNotFoundError: If `root` is not a folder.
+
+        Example:
+            ```python
+            data = fm.FederatedData.from_folder("photos", fm.partition.Dirichlet(alpha=0.3), clients=20, size=32)
+            ```
         """
         from .importers.folder import dataset_from_folder
 
@@ -109,11 +140,27 @@ class FederatedData:
         clients: int | None = None,
         seed: int = 0,
     ) -> FederatedData:
-        """A federation from a table: a pandas or polars frame, a pyarrow table, or the path of a parquet file.
+        """Create a federation from a table.
 
-        Rows with the same value of `client_column` are one client's; without such a column, give a `partition`. The
-        target is `target_column` (default: "label", "target" or "y"), inputs are `input_columns` (default: every other
-        column), numbers or one column of lists or encoded images. `test` is another such table.
+        Args:
+            frame: A pandas or polars frame, a pyarrow table, or the path of a parquet file.
+            client_column: Rows with the same value in this column belong to one client.
+            target_column: The column of targets (default: "label", "target" or "y").
+            input_columns: Columns of numbers, or one column of lists or encoded images (default: all other columns).
+            test: A table with the test set.
+            partition: Divides the rows among clients; needed without `client_column`.
+            clients: Number of clients.
+            seed: Seed of the partition.
+
+        Raises:
+            ValueError: If an argument or a column is invalid.
+            FileNotFoundError: If the parquet file does not exist.
+
+        Example:
+            >>> import pandas
+            >>> frame = pandas.DataFrame({"user": ["a", "a", "b"], "height": [1.0, 2.0, 3.0], "label": [0, 1, 1]})
+            >>> fm.FederatedData.from_frame(frame, client_column="user").names
+            ['a', 'b']
         """
         from .importers.frame import dataset_from_frame
 
@@ -132,10 +179,22 @@ class FederatedData:
         clients: int | None = None,
         seed: int = 0,
     ) -> FederatedData:
-        """A federation from a Hugging Face `Dataset`, or a `DatasetDict` with splits "train" and "test".
+        """Create a federation from a Hugging Face data set. Arguments that are not listed are those of `from_frame`.
 
-        Arguments as in `from_frame`; `partition` may be a Flower Datasets partitioner, whose own column then needs
-        no other mention.
+        Args:
+            dataset: A `Dataset`, or a `DatasetDict` with splits "train" and optionally "test".
+            input_columns: As in `from_frame`. The column of a Flower partitioner is not an input by default.
+            test: A `Dataset` with the test set.
+            partition: As in `from_frame`; it can be a Flower Datasets partitioner.
+
+        Raises:
+            ValueError: If an argument or a column is invalid.
+
+        Example:
+            ```python
+            femnist = datasets.load_dataset("flwrlabs/femnist")
+            data = fm.FederatedData.from_hf(femnist, client_column="writer_id", target_column="character")
+            ```
         """
         from .importers.hf import dataset_from_hf
 
@@ -144,22 +203,46 @@ class FederatedData:
 
     @classmethod
     def from_flower(cls, partitioner: Any, test: Any = None, **columns: Any) -> FederatedData:
-        """A federation from a Flower Datasets partitioner that has its data set; `columns` as in `from_hf`."""
+        """Create a federation from a Flower Datasets partitioner.
+
+        Args:
+            partitioner: A partitioner with a data set.
+            test: A Hugging Face `Dataset` with the test set.
+            columns: `target_column` and `input_columns`, as in `from_hf`.
+
+        Raises:
+            ValueError: If the partitioner has no data set, or a column is invalid.
+
+        Example:
+            ```python
+            partitioner = flwr_datasets.partitioner.IidPartitioner(num_partitions=10)
+            partitioner.dataset = datasets.load_dataset("ylecun/mnist", split="train")
+            data = fm.FederatedData.from_flower(partitioner)
+            ```
+        """
         from .partition.flower import FromFlower
 
         return cls.from_hf(FromFlower(partitioner).dataset, test=test, partition=partitioner, **columns)
 
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> FederatedData:
-        """The same federation with another normalisation or augmentation; what is not given stays."""
+        """Return the federation with another normalisation or augmentation.
+
+        Args:
+            normalize: The normalisation (default: unchanged).
+            augment: The augmentation (default: unchanged).
+
+        Example:
+            >>> data = data.declare(augment=fm.Augment(crop=1))
+        """
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
 
     def validate(self) -> None:
-        """Refuse a federation whose parts contradict each other, as one put together by hand may."""
+        """Raise ValueError if the fields are inconsistent."""
         entries, offsets, p = self.x if self.index is None else self.index, self.offsets, self.importance
         for name, right in (
             ("y", len(self.x) == len(self.y) > 0),
-            ("offsets", _is_offsets(offsets) and int(offsets[-1]) <= len(entries)),
-            ("index", self.index is None or _is_index(self.index, len(self.x))),
+            ("offsets", is_offsets(offsets) and int(offsets[-1]) <= len(entries)),
+            ("index", self.index is None or is_index(self.index, len(self.x))),
             ("importance", p.shape == (len(offsets) - 1,) and bool((p.isfinite() & (p >= 0)).all())),
             ("normalize", self.normalize is None or self.normalize.fits(self.x)),
         ):
@@ -167,7 +250,12 @@ class FederatedData:
                 raise ValueError(f"FederatedData: '{name}' must fit the other parts; use from_arrays or a partition")
 
     def describe(self) -> Description:
-        """How many samples clients have, and how different their labels are; prints as a table, and plots."""
+        """Return statistics of the clients' sizes and labels. Its `str()` is a table, and `plot(path)` writes a chart.
+
+        Example:
+            >>> data.describe().clients
+            10
+        """
         from .describe import describe
 
         return describe(self)
@@ -180,17 +268,17 @@ class FederatedData:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """n_i."""
+        """Number of samples n_i of each client."""
         return self.offsets.diff()
 
     def inputs(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Stored samples as the model gets them: normalised, and in the run's dtype."""
+        """Return stored inputs as the model receives them: normalised and in the run's dtype."""
         if self.normalize is not None:
             return self.normalize(x, dtype)
         return x.to(dtype) if x.is_floating_point() else x
 
     def fingerprint(self) -> str:
-        """A hash that tells federations apart: who holds what, every target, and a thousand samples; and the tests."""
+        """Return a hash of the partition, all targets, and about a thousand training and test inputs each."""
         digest = hashlib.sha256(repr((self.normalize, self.augment)).encode())
         samples = [(self.x, self.y), *([] if self.test is None else [self.test])]
         some = [part for x, y in samples for part in (y, x[:: max(1, len(x) // 1000)])]
@@ -200,19 +288,13 @@ class FederatedData:
         return digest.hexdigest()[:16]
 
     def client(self, i: int) -> Arrays:
-        """The samples of client i, as stored."""
+        """Return the stored inputs and targets of client i.
+
+        Raises:
+            IndexError: If there is no client i.
+        """
         if not 0 <= i < len(self):
             raise IndexError(f"FederatedData: client must be in 0 … {len(self) - 1}, got {i}")
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         where: Any = span if self.index is None else self.index[span]
         return self.x[where], self.y[where]
-
-
-def _is_offsets(offsets: Tensor) -> bool:
-    whole = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 1
-    return whole and int(offsets[0]) == 0 and bool((offsets.diff() > 0).all())
-
-
-def _is_index(index: Tensor, samples: int) -> bool:
-    whole = index.dtype == torch.int64 and index.ndim == 1 and len(index) > 0
-    return whole and int(index.min()) >= 0 and int(index.max()) < samples

@@ -1,4 +1,4 @@
-"""Encoded images (PNG, JPEG, …) as arrays, with a bound on what a small file may grow to. Needs Pillow."""
+"""Decoding of images (PNG, JPEG, …) to arrays, with a limit on the decoded size. Needs Pillow."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from ..core.validation import needs
 
 _GREY = ("1", "L", "I", "I;16")
-_PIXELS = 64_000_000
-"""An image that says it has more is refused before it is decoded."""
+_MAX_PIXELS = 64_000_000
+"""Larger images are rejected before they are decoded."""
 
 
 def measure(source: str | os.PathLike[str]) -> tuple[bool, tuple[int, int]]:
-    """Whether the image has colours, and (height, width), without decoding it."""
+    """Return whether the image has colours, and (height, width), without decoding it."""
     image_module = needs("PIL.Image", "Pillow", "read images")
     try:
         with image_module.open(source) as image:
@@ -27,7 +27,7 @@ def measure(source: str | os.PathLike[str]) -> tuple[bool, tuple[int, int]]:
 
 
 def _plain(image_module: Any, image: Any, gray: bool) -> Any:
-    """The image with 8 bits of grey, or of red, green and blue."""
+    """Convert the image to 8 bits per pixel of grey, or of red, green and blue."""
     if image.mode.startswith("I"):  # 16 bits, of which Pillow would keep the lower ones
         image = image_module.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     if image.mode in ("P", "PA") and "transparency" in image.info:
@@ -36,21 +36,27 @@ def _plain(image_module: Any, image: Any, gray: bool) -> Any:
 
 
 def decode(source: bytes | str | os.PathLike[str], size: tuple[int, int] | None = None, gray: bool = False) -> Any:
-    """(channels, height, width), uint8: one channel for grey images or if `gray`, else three; resized to `size`.
+    """Decode an image to (channels, height, width), uint8.
 
-    Raises ValueError at anything that is not a valid image.
+    Args:
+        source: The encoded image or the path of a file.
+        size: (height, width) to which the image is resized.
+        gray: Return one channel; otherwise, colour images have three.
+
+    Raises:
+        ValueError: If it is not a valid image.
     """
     image_module = needs("PIL.Image", "Pillow", "read images")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow warns of bombs and of files that lie
+            warnings.simplefilter("error")  # Pillow warns of decompression bombs and inconsistent files
             with image_module.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-                if image.width * image.height > _PIXELS:
-                    raise ValueError(f"it has {image.width}×{image.height} pixels, more than {_PIXELS}")
+                if image.width * image.height > _MAX_PIXELS:
+                    raise ValueError(f"it has {image.width}×{image.height} pixels, more than {_MAX_PIXELS}")
                 image = _plain(image_module, image, gray)
                 if size is not None and (image.height, image.width) != size:
                     image = image.resize((size[1], size[0]), image_module.Resampling.BILINEAR)
                 pixels = np.asarray(image)
-    except Exception as error:  # Pillow's decoders raise anything at broken files
+    except Exception as error:  # Pillow's decoders raise exceptions of many types for broken files
         raise ValueError(f"not a valid image: {error}") from None
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0))

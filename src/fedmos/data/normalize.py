@@ -14,14 +14,28 @@ from ..core.validation import number, positive, require
 
 
 @cache
-def _on(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Kept on the device: a copy from the host could not be part of a CUDA graph."""
+def _on_device(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor that is cached on the device: a copy from the host cannot be part of a CUDA graph."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x / scale − mean) / std, per channel (axis 1) where mean and std are sequences; applied on use."""
+    """Normalisation of inputs, (x / scale − mean) / std, applied when samples are used.
+
+    Args:
+        mean: One number, or one per channel (axis 1).
+        std: One number, or one per channel.
+        scale: Divisor of the stored values, 255 for uint8 pixels.
+
+    Raises:
+        ValueError: If an argument is not finite, or `std` or `scale` is not positive.
+
+    Example:
+        >>> normalize = fm.Normalize(mean=0.5, std=0.5)
+        >>> normalize(torch.tensor([[0, 255]], dtype=torch.uint8), torch.float32)
+        tensor([[-1.,  1.]])
+    """
 
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
@@ -37,12 +51,14 @@ class Normalize:
         require("Normalize", "scale", self.scale, positive)
 
     def fits(self, x: Tensor | np.ndarray) -> bool:
-        """Whether there is a number for each channel."""
-        own = [len(v) for v in (self.mean, self.std) if isinstance(v, tuple)]
-        return not own or (x.ndim > 1 and all(n in (1, x.shape[1]) for n in own))
+        """Return whether mean and std have one number or one for each channel of x."""
+        lengths = [len(v) for v in (self.mean, self.std) if isinstance(v, tuple)]
+        return not lengths or (x.ndim > 1 and all(n in (1, x.shape[1]) for n in lengths))
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the normalised samples in `dtype`."""
+
         def column(v: float | tuple[float, ...]) -> Tensor | float:
-            return _on(tuple(v), dtype, x.device).view(-1, *[1] * (x.ndim - 2)) if isinstance(v, Sequence) else v
+            return _on_device(tuple(v), dtype, x.device).view(-1, *[1] * (x.ndim - 2)) if isinstance(v, Sequence) else v
 
         return (x.to(dtype) / self.scale - column(self.mean)) / column(self.std)

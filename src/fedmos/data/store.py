@@ -1,4 +1,4 @@
-"""Room for samples: memory while they are few, an unnamed memory-mapped file when they are many."""
+"""Allocation of sample arrays: in memory if they are small, in an unnamed memory-mapped file if they are large."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _IN_MEMORY = 256 * 2**20
 
 
 def allocate(shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
-    """An array to be filled. A file behind it has no name, so it is gone when the last user of the array is."""
+    """Return an uninitialised array. Its file, if any, has no name and is deleted with the last reference to it."""
     if prod(shape) * np.dtype(dtype).itemsize <= _IN_MEMORY:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile(prefix="fedmos-") as file:

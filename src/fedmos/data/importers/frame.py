@@ -11,7 +11,7 @@ from ...core.validation import needs
 from ..dataset import Dataset
 from .columns import choose, dataset_from
 
-_WHO = "from_frame"
+_CALLER = "from_frame"
 
 
 def dataset_from_frame(
@@ -22,11 +22,11 @@ def dataset_from_frame(
     test: Any,
 ) -> Dataset:
     table, tested = _table(frame, "frame"), None if test is None else _table(test, "test")
-    columns = choose(_WHO, table, client, target, inputs)
+    columns = choose(_CALLER, table, client, target, inputs)
     if tested is not None:
-        choose(_WHO, tested, None, columns.target, columns.inputs)
+        choose(_CALLER, tested, None, columns.target, columns.inputs)
     name = Path(frame).stem if isinstance(frame, str | os.PathLike) else "frame"
-    return dataset_from(_WHO, name, table, tested, columns, labels=None)
+    return dataset_from(_CALLER, name, table, tested, columns, labels=None)
 
 
 def _table(given: Any, field: str) -> Any:
@@ -42,7 +42,7 @@ def _table(given: Any, field: str) -> Any:
         given = given.collect()
     if not all(hasattr(given, name) for name in ("columns", "__getitem__", "__len__")):
         raise ValueError(
-            f"{_WHO}: '{field}' must be a pandas or polars frame, a pyarrow table or a parquet file, got "
+            f"{_CALLER}: '{field}' must be a pandas or polars frame, a pyarrow table or a parquet file, got "
             f"{type(given).__name__}"
         )
     return given

@@ -10,7 +10,7 @@ from ..partition import Fixed, Partition
 from ..partition.flower import is_flower, rows_of
 from .columns import choose, dataset_from
 
-_WHO = "from_hf"
+_CALLER = "from_hf"
 
 
 def dataset_from_hf(
@@ -24,19 +24,21 @@ def dataset_from_hf(
     """The data set, and the partition with a Flower partitioner already applied."""
     if isinstance(dataset, dict):  # a DatasetDict
         if "train" not in dataset:
-            raise ValueError(f"{_WHO}: 'dataset' must have a split 'train', got {', '.join(dataset) or 'none'}")
+            raise ValueError(f"{_CALLER}: 'dataset' must have a split 'train', got {', '.join(dataset) or 'none'}")
         test = dataset.get("test") if test is None else test
         dataset = dataset["train"]
     if not hasattr(dataset, "features") or not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
-        raise ValueError(f"{_WHO}: 'dataset' must be a datasets.Dataset or DatasetDict, got {type(dataset).__name__}")
+        raise ValueError(
+            f"{_CALLER}: 'dataset' must be a datasets.Dataset or DatasetDict, got {type(dataset).__name__}"
+        )
     scheme = partition
     if is_flower(partition):
         scheme = Fixed(rows_of(partition, dataset))
         used = getattr(partition, "_partition_by", None)
         if inputs is None and used not in (None, client, target) and used in dataset.column_names:
-            dataset = dataset.remove_columns(used)  # it says who, not what
-    columns = choose(_WHO, dataset, client, target, inputs)
+            dataset = dataset.remove_columns(used)  # it says caller, not what
+    columns = choose(_CALLER, dataset, client, target, inputs)
     tested = None if test is None else test.with_format("arrow")[:]
     names = getattr(dataset.features[columns.target], "names", None)
-    made = dataset_from(_WHO, "hf", dataset.with_format("arrow")[:], tested, columns, labels=names)
+    made = dataset_from(_CALLER, "hf", dataset.with_format("arrow")[:], tested, columns, labels=names)
     return made, scheme

@@ -98,9 +98,11 @@ class ByClass:
         wants = np.zeros((clients, len(supply)), dtype=np.int64)
         held = self._holders(rng, len(supply), clients)
         for c, column in enumerate(held.T):
-            who = np.flatnonzero(column)
-            enough(f"ByClass: class {names[c]}", supply[c], len(who))
-            wants[who, c] = np.diff(np.linspace(0, supply[c], len(who) + 1).astype(np.int64)) if len(who) else 0
+            holders = np.flatnonzero(column)
+            enough(f"ByClass: class {names[c]}", supply[c], len(holders))
+            wants[holders, c] = (
+                np.diff(np.linspace(0, supply[c], len(holders) + 1).astype(np.int64)) if len(holders) else 0
+            )
         return wants
 
     def _sized(self, rng: np.random.Generator, supply: np.ndarray, clients: int) -> np.ndarray:

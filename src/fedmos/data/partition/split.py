@@ -124,12 +124,12 @@ def in_proportion(total: int, weights: np.ndarray, least: int) -> np.ndarray:
     return floor
 
 
-def enough(who: str, samples: int, clients: int, each: int = 1) -> None:
+def enough(caller: str, samples: int, clients: int, each: int = 1) -> None:
     """Refuse to divide fewer samples than the clients need."""
     if samples < clients * each:
         need = "one" if each == 1 else str(each)
         raise ValueError(
-            f"Cannot divide {samples} samples among {clients} clients ({who}) because each needs {need}; "
+            f"Cannot divide {samples} samples among {clients} clients ({caller}) because each needs {need}; "
             "use fewer clients"
         )
 
