@@ -132,13 +132,13 @@ def show(
     """
     from ..config import registry as registry
     from ..config import schema as config
-    from ..config.text import override
+    from ..config.text import apply_override
     from ..data import datasets
 
     _known([name])
     fields: dict[str, Any] = {}
     for item in set_ or []:
-        override(fields, item)
+        apply_override(fields, item)
     if fields and partition is None:
         raise ValueError("data show: '--set' needs '--partition'")
     chosen = config.parse(config.Choice, fields | {"name": partition}, "partition") if partition else None

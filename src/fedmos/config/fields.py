@@ -1,4 +1,4 @@
-"""What the fields of a configuration can be, by the rules that the Python API has."""
+"""Types of the values in configurations, validated by the rules of the Python API."""
 
 from __future__ import annotations
 
@@ -8,49 +8,42 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from ..core import validation as validate
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.losses import NAMES
 from ..core.metric_names import target_rule
-from ..core.validation import LOCAL, Rule, suggest
-from ..storage.checkpoint_schedule import is_every
-from .text import ConfigError, Fault, located
+from ..core.validation import Rule, suggest
+from .errors import ConfigError, InvalidValue, error_location, table_error
 
-LISTED = 1000
-"""Entries of a list at most."""
+MAX_ENTRIES = 1000
+"""Maximum length of a list."""
 
 
-def must(rule: Rule) -> BeforeValidator:
-    """A field that a rule decides."""
+def obeys(rule: Rule) -> BeforeValidator:
+    """Validate a value by a rule."""
 
-    def test(v: Any) -> Any:
+    def validate_value(v: Any) -> Any:
         fault = rule.fault(v)
         if fault is not None:
             raise ValueError(f"must be {fault}")
         return v
 
-    return BeforeValidator(test)
+    return BeforeValidator(validate_value)
 
 
-def named(*options: str) -> BeforeValidator:
-    """One of a few words."""
+def one_of_names(*options: str) -> BeforeValidator:
+    """Accept one of a few names; suggest one for a misspelt name."""
 
-    def test(v: Any) -> Any:
+    def validate_name(v: Any) -> Any:
         if not isinstance(v, str) or v not in options:
-            raise Fault(
+            raise InvalidValue(
                 f"must be one of {', '.join(map(repr, options))}", suggest(v, options) if isinstance(v, str) else ""
             )
         return v
 
-    return BeforeValidator(test)
-
-
-def whole(sentence: str) -> PydanticCustomError:
-    """An error about a table rather than a value; the sentence begins with the field."""
-    return PydanticCustomError("whole", "{sentence}", {"sentence": sentence})
+    return BeforeValidator(validate_name)
 
 
 def _text(most: int) -> Rule:
@@ -60,30 +53,30 @@ def _text(most: int) -> Rule:
     )
 
 
-def _listed(v: Any) -> Any:
-    if not isinstance(v, list | tuple) or not 1 <= len(v) <= LISTED:
-        raise ValueError(f"must be a list of 1 to {LISTED:,} entries")
+def _checked_list(v: Any) -> Any:
+    if not isinstance(v, list | tuple) or not 1 <= len(v) <= MAX_ENTRIES:
+        raise ValueError(f"must be a list of 1 to {MAX_ENTRIES:,} entries")
     return list(v)
 
 
-several = BeforeValidator(_listed)
+non_empty_list = BeforeValidator(_checked_list)
 
 
 def _by_channel(rule: Rule) -> BeforeValidator:
-    """A number, or one for each channel."""
+    """Accept a number, or one for each channel."""
 
-    def test(v: Any) -> Any:
-        for one in _listed(v) if isinstance(v, list | tuple) else [v]:
+    def validate_channels(v: Any) -> Any:
+        for one in _checked_list(v) if isinstance(v, list | tuple) else [v]:
             fault = rule.fault(one)
             if fault is not None:
                 raise ValueError(f"must be {fault}, or a list of such numbers, one for each channel")
         return tuple(v) if isinstance(v, list) else v
 
-    return BeforeValidator(test)
+    return BeforeValidator(validate_channels)
 
 
 def _grid(v: Any) -> Any:
-    if not isinstance(v, dict) or not 1 <= len(v) <= LISTED:
+    if not isinstance(v, dict) or not 1 <= len(v) <= MAX_ENTRIES:
         raise ValueError("must be a table with a list of numbers for each of some fields")
     if "name" in v:
         raise ValueError("must not have 'name', which is no field of an algorithm")
@@ -95,8 +88,8 @@ def _decay(v: Any) -> Any:
         if not validate.positive.test(v):
             raise ValueError("must be > 0, or factors > 0 by round")
         return v
-    if len(v) > LISTED:
-        raise ValueError(f"must have at most {LISTED:,} rounds")
+    if len(v) > MAX_ENTRIES:
+        raise ValueError(f"must have at most {MAX_ENTRIES:,} rounds")
     for key, factor in v.items():
         if not isinstance(key, str) or not re.fullmatch(r"[0-9]{1,9}", key):
             raise ValueError(f"must have rounds for keys, not {format_value(key)}")
@@ -105,8 +98,8 @@ def _decay(v: Any) -> Any:
     return v
 
 
-def _compared(v: Any) -> Any:
-    """A target whose value may be what a method has at the end."""
+def _compared_target(v: Any) -> Any:
+    """Accept a target whose value is a number or the final value of a method."""
     _target({k: 0.0 if isinstance(value, dict) else value for k, value in v.items()} if isinstance(v, dict) else v)
     return v
 
@@ -116,41 +109,37 @@ def _target(v: Any) -> Any:
         raise ValueError("must be a table of metrics and numbers")
     for metric, value in v.items():
         if metric not in METRICS:
-            raise Fault(f"must name one of {', '.join(METRICS)}", suggest(str(metric), METRICS))
+            raise InvalidValue(f"must name one of {', '.join(METRICS)}", suggest(str(metric), METRICS))
         fault = target_rule(metric).fault(value)
         if fault is not None:
             raise ValueError(f"must have for {metric} a number that is {fault}")
     return v
 
 
-Positive = Annotated[float, must(validate.positive)]
-NonNegative = Annotated[float, must(validate.non_negative)]
-Fraction = Annotated[float, must(validate.fraction)]
-AtLeastOne = Annotated[float, must(validate.at_least_one)]
-Limited = Annotated[float, must(validate.non_negative.up_to(validate.LARGE))]
-Clip = Annotated[float, must(validate.positive.up_to(validate.LARGE))]
-Count = Annotated[int, must(validate.count)]
+Positive = Annotated[float, obeys(validate.positive)]
+NonNegative = Annotated[float, obeys(validate.non_negative)]
+Fraction = Annotated[float, obeys(validate.fraction)]
+AtLeastOne = Annotated[float, obeys(validate.at_least_one)]
+Count = Annotated[int, obeys(validate.count)]
 ByChannel = Annotated[float | tuple[float, ...], _by_channel(validate.number)]
 ByChannelPositive = Annotated[float | tuple[float, ...], _by_channel(validate.positive)]
-Every = Annotated[int | str | None, must(is_every)]
-Steps = Annotated[int, must(validate.count.up_to(LOCAL))]
-Pixels = Annotated[int, must(validate.pixels)]
-Seed = Annotated[int, must(validate.seed)]
-Flag = Annotated[bool, must(validate.boolean)]
-Name = Annotated[str, must(_text(200))]
-Title = Annotated[str, must(_text(1000))]
-Folder = Annotated[str, must(_text(4000))]
-Seeds = Annotated[list[Seed], several]
-StepSizes = Annotated[list[Positive], several]
-Numbers = Annotated[list[Annotated[int | float, must(validate.number)]], several]
+Pixels = Annotated[int, obeys(validate.pixels)]
+Seed = Annotated[int, obeys(validate.seed)]
+Flag = Annotated[bool, obeys(validate.boolean)]
+Name = Annotated[str, obeys(_text(200))]
+Title = Annotated[str, obeys(_text(1000))]
+Folder = Annotated[str, obeys(_text(4000))]
+Seeds = Annotated[list[Seed], non_empty_list]
+StepSizes = Annotated[list[Positive], non_empty_list]
+Numbers = Annotated[list[Annotated[int | float, obeys(validate.number)]], non_empty_list]
 Grid = Annotated[dict[str, Numbers], BeforeValidator(_grid)]
-"""Numbers to try, by field."""
-Decay = Annotated[float | dict[str, float], BeforeValidator(_decay)]
+"""Values to try, by field of the algorithm."""
+DecayTable = Annotated[float | dict[str, float], BeforeValidator(_decay)]
 Target = Annotated[dict[str, float], BeforeValidator(_target)]
-LossName = Annotated[str, named(*NAMES)]
-Device = Annotated[
+LossName = Annotated[str, one_of_names(*NAMES)]
+DeviceName = Annotated[
     str,
-    must(
+    obeys(
         Rule(
             "'auto', 'cpu' or a device such as 'cuda:0'",
             lambda v: isinstance(v, str) and re.fullmatch(r"auto|cpu|(cuda|mps|xpu)(:[0-9]{1,3})?", v) is not None,
@@ -160,35 +149,37 @@ Device = Annotated[
 
 
 class Strict(BaseModel):
+    """A table that has no unknown keys and converts no types."""
+
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class FinalOf(Strict):
-    """What a method has at the end, as a target for others."""
+    """The final value of a method, as a target for others."""
 
     final_of: Name
 
 
 class Range(Strict):
-    """Numbers to search among; integers if both ends are."""
+    """Numbers to search among; integers if both bounds are."""
 
-    low: Annotated[int | float, must(validate.number)]
-    high: Annotated[int | float, must(validate.number)]
+    low: Annotated[int | float, obeys(validate.number)]
+    high: Annotated[int | float, obeys(validate.number)]
     log: Flag = False
-    """Whether orders of magnitude count, rather than differences."""
+    """Whether to sample on a logarithmic scale."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Range:
         if not self.low < self.high:
-            raise whole(f"high: must be > low ({self.low}), got {self.high}")
+            raise table_error(f"high: must be > low ({self.low}), got {self.high}")
         if self.log and self.low <= 0:
-            raise whole(f"low: must be > 0 where log is true, got {self.low}")
+            raise table_error(f"low: must be > 0 where log is true, got {self.low}")
         return self
 
 
 def _options(v: Any) -> Any:
     if isinstance(v, list | tuple):
-        _listed(v)
+        _checked_list(v)
         if not all(isinstance(option, bool | int | float | str) for option in v):
             raise ValueError("must be a list of numbers, texts or truth values, or a table with low and high")
     elif not isinstance(v, dict | Range):
@@ -201,7 +192,7 @@ Space = Annotated[
     Discriminator(lambda v: "table" if isinstance(v, dict | Range) else "list"),
     BeforeValidator(_options),
 ]
-"""What a field may be in a search."""
+"""Values that a search tries for a field."""
 
 ComparedTarget = Annotated[
     dict[
@@ -211,12 +202,12 @@ ComparedTarget = Annotated[
             Discriminator(lambda v: "table" if isinstance(v, dict | FinalOf) else "number"),
         ],
     ],
-    BeforeValidator(_compared),
+    BeforeValidator(_compared_target),
 ]
 
 
 class Choice(BaseModel):
-    """A thing by name, and its fields."""
+    """An object of the registry by its name, with the fields to construct it."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
     name: Name
@@ -226,7 +217,7 @@ class Choice(BaseModel):
         return {key: _tuples(value) for key, value in (self.model_extra or {}).items()}
 
     def but(self, **fields: Any) -> Choice:
-        """With other values for some fields."""
+        """Return a copy with other values for some fields."""
         return Choice.model_validate({"name": self.name} | (self.model_extra or {}) | fields)
 
 
@@ -237,7 +228,7 @@ Profile = Annotated[
 
 
 def build(where: str, choice: Choice, known: Mapping[str, Callable[..., Any]]) -> Any:
-    """Make the thing that `choice` names; errors say where in the configuration they arose."""
+    """Construct the object that `choice` names among `known`; errors name the place in the configuration."""
     if choice.name not in known:
         got = f"{format_value(choice.name)}{suggest(choice.name, known)}"
         raise ConfigError(f"{where}.name: must be one of {', '.join(known)}, got {got}")
@@ -253,7 +244,7 @@ def build(where: str, choice: Choice, known: Mapping[str, Callable[..., Any]]) -
     missing = [n for n, p in parameters.items() if p.default is p.empty and n not in choice.fields]
     if missing:
         raise ConfigError(f"{where}: {choice.name} needs {', '.join(missing)}")
-    with located(where):
+    with error_location(where):
         return make(**choice.fields)
 
 

@@ -92,9 +92,8 @@ def tuning_target(config: CompareConfig) -> dict[str, float] | None:
 
 def rounds_of(config: CompareConfig, run: PlannedRun) -> int:
     """Return the number of rounds that a run is to have."""
-    if run.tuning and config.tune is not None:
-        return config.tune.rounds or config.rounds
-    return config.rounds
+    rounds: int = config.rounds
+    return (config.tune.rounds or rounds) if run.tuning and config.tune is not None else rounds
 
 
 def mergeable_methods(methods: Sequence[Method]) -> list[list[Method]]:

@@ -32,7 +32,9 @@ class Option:
 
     doc: str
     rule: Rule | None = None
-    """Validates a value; None if later checks do. None as a value is accepted where it is the default."""
+    """Validates a value other than an accepted None; None if later checks do."""
+    nullable: bool = False
+    """Whether None is accepted besides what the rule accepts."""
     convert: Callable[[Any], Any] | None = None
     """Normalises an accepted value that is not None, e.g. `int` for a NumPy integer."""
     resume: Resume = "same"
@@ -47,10 +49,10 @@ class Option:
 
     def checked(self, owner: str, name: str, value: Any) -> Any:
         """Validate a value and return its normal form."""
-        rule = self.rule
-        fault = None if rule is None else rule.fault(value)
-        if rule is not None and fault is not None:
-            raise ValueError(f"{owner}: '{name}' must be {fault}, got {_got(rule, value)}")
+        if self.rule is not None and not (value is None and self.nullable):
+            fault = (self.rule | none if self.nullable else self.rule).fault(value)
+            if fault is not None:
+                raise ValueError(f"{owner}: '{name}' must be {fault}, got {_got(self.rule, value)}")
         return value if value is None or self.convert is None else self.convert(value)
 
 
@@ -62,11 +64,8 @@ def _got(rule: Rule, value: Any) -> str:
 
 def option(doc: str, rule: Rule | None = None, *, default: Any = MISSING, kw_only: bool = True, **metadata: Any) -> Any:
     """Declare a field of an options class; `metadata` are further fields of `Option`."""
-    if rule is not None and default is None and not rule.test(None):
-        kind = type(rule)
-        either = rule | none
-        rule = kind(either.text, either.test, rule.most)
-    described = Option(doc=doc, rule=rule, **metadata)
+    nullable = rule is not None and default is None and not rule.test(None)
+    described = Option(doc=doc, rule=rule, nullable=nullable, **metadata)
     return field(default=default, kw_only=kw_only, metadata={"option": described})
 
 

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any, Literal, get_args
 
 from ...config.schema import CompareConfig, parse
-from ...config.text import toml
+from ...config.text import parse_toml
 from ...core.history import METRICS
 from ...core.metric_names import is_loss
 from ...core.validation import suggest
@@ -178,7 +178,7 @@ def load(name: str) -> PaperStudy:
     if name not in names():
         raise ValueError(f"The study must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
     file = resources.files("fedmos.experiments.reproduce").joinpath(f"studies/{name}.toml")
-    return read(name, toml(file.read_text("utf-8"), name))
+    return read(name, parse_toml(file.read_text("utf-8"), name))
 
 
 def read(name: str, table: Mapping[str, Any]) -> PaperStudy:
