@@ -10,6 +10,7 @@ import fedmos as fm
 from fedmos.config import registry as registry
 from fedmos.core.flat_model import FlatModel
 from fedmos.core.losses import PADDING, Loss
+from fedmos.engine import inference
 from fedmos.engine.batched import Batched
 from fedmos.engine.batches import Chunk
 from fedmos.engine.loop import Loop
@@ -98,8 +99,8 @@ def test_accuracy_of_sequences_leaves_out_padding(monkeypatch):
     found = measured(task)
     assert found["train_accuracy"] == pytest.approx(sum(shares) / 4, abs=1e-15)
     assert found["train_loss"] == pytest.approx(float(task.loss.mean(outputs, targets)), abs=1e-14)
-    monkeypatch.setattr(metrics, "_SCORES_AT_ONCE", 60)  # two samples' scores
-    assert metrics.samples_at_once(task, task.model.initial()) == 2
+    monkeypatch.setattr(inference, "_SCORES_AT_ONCE", 60)  # two samples' scores
+    assert inference.samples_at_once(task, task.model.initial()) == 2
     assert measured(task) == pytest.approx(found, abs=1e-14)
 
 

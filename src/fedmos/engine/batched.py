@@ -1,4 +1,4 @@
-"""The vectorised engine: the cohort's clients as rows of one (M, D) tensor, their gradients by one tensor program."""
+"""The vectorised engine: clients are rows of one (M, D) tensor, and one tensor program computes their gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SAMPLES_AT_ONCE = 8192
 
 
 class Batched(LocalGradient):
-    """All clients of a chunk in one call.
+    """Computes the gradients of all clients of a chunk in one call.
 
-    Batches of unequal size are filled up with samples of weight zero. The loss is therefore summed
-    term by term instead of averaged, which rounds differently from the loop, and no more than that.
+    Batches of unequal size are padded with samples of weight zero. The loss is therefore a weighted sum instead of a
+    mean; the results differ from those of the loop only in rounding.
     """
 
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -44,14 +44,14 @@ class Batched(LocalGradient):
             _log.warning("Compiling gradients alone because whole steps fail: %s", error)
             program.descends = False
             return super().descend(y, lr)
-        self._note(loss, Call(k, 0, k))
+        self._record(loss, Call(k, 0, k))
         return y_next
 
     def _width(self, batch: Batch) -> int:
-        """Columns at once; what is longer than a step's batch goes in pieces that share its program where they can."""
+        """Return the number of sample columns per call. Longer batches are split into multiples of a step's batch."""
         columns, of_step = batch.positions.shape[1], self.task.batch_size or 1
-        width = max(1, _SAMPLES_AT_ONCE // self.chunk.company)
+        width = max(1, _SAMPLES_AT_ONCE // self.chunk.parallel)
         if columns <= of_step:
             return width
-        width = min(width, self.task.samples_at_once // self.chunk.company)
+        width = min(width, self.task.samples_at_once // self.chunk.parallel)
         return columns if columns <= width else max(1, width // of_step) * of_step

@@ -1,10 +1,10 @@
-"""Which samples a client uses in which step.
+"""The samples that a client uses in each step.
 
-Each client has a stream per round, so its batches depend neither on who else is in the cohort
-nor on how the cohort is cut into chunks.
+Each client has a random stream per round, so its batches depend neither on the rest of the cohort nor on how the cohort
+is divided into chunks.
 
-Everything here is tensor operations on shapes that a chunk's `width` decides alone, so that a chunk's local work can be
-captured as one graph and replayed for other clients.
+All tensor shapes here depend only on a chunk's size and `width`, so that local training can be captured as one graph
+and replayed for other clients.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..rng import Purpose, fold, permute
 from .task import Task
 
 FULL, FIRST = -1, -2
-"""Phases apart from the steps 0, 1, …: all local data, and the batch drawn by `Gradient.batch`."""
+"""Phases beside the steps 0, 1, …: all local data, and the batch of `Gradient.batch`."""
 
-_RANKS_AT_ONCE = 2**22
+_ENTRIES_AT_ONCE = 2**22
 
 
 class Chunk(NamedTuple):
@@ -28,15 +28,15 @@ class Chunk(NamedTuple):
 
     ids: Tensor
     offset: Tensor
-    """Where each client's data begins in the federation's index."""
+    """The start of each client's data in the federation's index."""
     n: Tensor
     width: int
     """At least the largest n."""
     steps: int
     """The largest K."""
-    company: int
-    """Clients of the cohort. Like `width`, where a whole cohort's is given it leaves a client's bits independent of
-    who shares its chunk, as far as kernels do."""
+    parallel: int
+    """The number of clients that batches are split for. If it and `width` are those of the whole cohort, a client's
+    bits do not depend on the other clients of its chunk, as far as kernels allow."""
 
     @classmethod
     def of(cls, task: Task, ids: Tensor) -> Chunk:
@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Samples of M clients. Row i means its first size[i] columns; the rest repeats its first sample."""
+    """Samples of M clients. Row i has size[i] samples; further columns repeat the first."""
 
     positions: Tensor
     """(M, L), counted within each client's data."""
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     weight: Tensor
     """(M, L), in the run's dtype: 1/size in the columns that count, 0 in the rest."""
     phase: Tensor
-    """(M,): the step, or one of the phases apart."""
+    """(M,): the step, FULL or FIRST."""
 
 
 class Batches:
@@ -69,15 +69,15 @@ class Batches:
         self._task, self._t = task, t
         if task.batch_size is None:
             return
-        # Steps: one order of the local data per step, of which a step uses the first B. Epochs: one per epoch.
+        # With local steps, one random order per step, of which the step uses the first B; with epochs, one per epoch.
         orders = task.local_steps or task.local_epochs or 0
         keep = min(task.batch_size, chunk.width) if task.local_steps else chunk.width
         self._order = self._orders(Purpose.BATCH, orders, keep)
-        if task.local_steps:  # all steps at once: on a GPU every small operation costs as much as a large one
+        if task.local_steps:  # for all steps together: on a GPU a small operation costs as much as a large one
             self._steps = self._batch(self._order, chunk.n.clamp(max=task.batch_size)[:, None], self._phases())
 
     def step(self, k: int) -> Batch:
-        """The batch of step k; a client that has no such step keeps its last."""
+        """Return the batch of step k; a client without such a step keeps its last batch."""
         B = self._task.batch_size
         if B is not None and self._task.local_steps:
             positions, size, weight, phase = self._steps
@@ -94,25 +94,25 @@ class Batches:
         return self._batch(order.gather(1, columns), size, step)
 
     def all(self) -> Batch:
-        """All local data, in stored order."""
+        """Return all local data, in stored order."""
         positions = torch.arange(self.chunk.width, device=self.n.device).expand(len(self.n), -1)
         return self._batch(positions, self.n, torch.full_like(self.n, FULL))
 
     def first(self, b: int) -> Batch:
-        """min(b, n_i) samples without replacement, from a stream of their own."""
+        """Return min(b, n_i) samples without replacement, from a separate random stream."""
         order = self._orders(Purpose.FIRST_BATCH, 1, min(b, self.chunk.width))
         return self._batch(order[:, 0], self.n.clamp(max=b), torch.full_like(self.n, FIRST))
 
     def _orders(self, purpose: Purpose, count: int, keep: int) -> Tensor:
-        """(M, count, keep): the beginnings of `count` random orders of each client's data."""
+        """Return the first `keep` entries of `count` random orders of each client's data, (M, count, keep)."""
         key = self.stream(purpose)[:, None]
-        at_once = max(1, _RANKS_AT_ONCE // (len(self.n) * self.chunk.width))
+        at_once = max(1, _ENTRIES_AT_ONCE // (len(self.n) * self.chunk.width))
         parts = torch.arange(count, device=self.n.device).split(at_once)
         orders = [permute(fold(key, part), self.n[:, None], self.chunk.width, keep) for part in parts]
         return torch.cat(orders, dim=1)
 
     def _phases(self) -> Tensor:
-        """(M, steps): the step of each client's that it takes or, if it has no such step, keeps."""
+        """Return the step that each client takes or, without such a step, its last one, (M, steps)."""
         return torch.minimum(self.K.sub(1)[:, None], torch.arange(self.steps, device=self.n.device))
 
     def _batch(self, positions: Tensor, size: Tensor, phase: Tensor) -> Batch:
@@ -121,12 +121,12 @@ class Batches:
         return Batch(torch.where(used, positions, positions[..., :1]), size, weight, phase)
 
     def stream(self, purpose: Purpose) -> Tensor:
-        """(M,): each client's stream in this round."""
+        """Return each client's random stream in this round, (M,)."""
         return self._task.stream(self._t, self.chunk.ids, purpose)
 
 
 def sizes_of(task: Task, n: Tensor, phase: int, b: int = 0) -> Tensor:
-    """How many samples clients with n of them use in a phase: a step they have, all data, or a first batch of b."""
+    """Return the number of samples that clients with n samples use in a phase."""
     B = task.batch_size
     if phase == FIRST:
         return n.clamp(max=b)

@@ -11,7 +11,7 @@ from ..algorithm import Algorithm
 
 @dataclass(frozen=True)
 class Wire:
-    """What one vector and one number weigh."""
+    """The size of a vector and of a number in bytes."""
 
     size: int
     dtype: torch.dtype
@@ -26,12 +26,12 @@ class Wire:
 
 
 def client_down(algorithm: Algorithm, wire: Wire) -> int:
-    """Bytes a client receives in a round. With an extra phase, x travels there and not again."""
+    """Return the bytes that a client receives in a round. With an extra phase, x is sent there and not again."""
     rows = dict(name if isinstance(name, tuple) else (name, 1) for name in algorithm.server_state)
     return sum(rows.get(name, 1) for name in algorithm.down) * wire.vector
 
 
 def client_up(algorithm: Algorithm, t: int, reports: int, wire: Wire) -> int:
-    """Bytes a client sends in round t: its uploads, those of the extra phase, and what it reports to the selector."""
+    """Return the bytes that a client sends in round t: its uploads, those of the extra phase, and its reports."""
     vectors = len(algorithm.up) + (len(algorithm.prepare_up) if algorithm.prepares(t) else 0)
     return vectors * wire.vector + reports * wire.number

@@ -1,4 +1,4 @@
-"""What an algorithm declares, checked before anything runs."""
+"""Validation of an algorithm's declarations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..algorithm import RULES, Algorithm
 
 
 def check_declaration(algorithm: Algorithm) -> None:
-    """Refuse an algorithm whose declarations do not fit each other."""
+    """Check that the declarations of an algorithm are consistent."""
     owner = type(algorithm).__name__
     for reduce, up in ((algorithm.reduce, algorithm.up), (algorithm.prepare_reduce, algorithm.prepare_up)):
         for name, (upload, rule) in reduce.items():
@@ -29,5 +29,5 @@ def check_declaration(algorithm: Algorithm) -> None:
 
 
 def shapes(names: Any, size: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Of declared server state: a vector for each name, or several for a name with a number."""
+    """Return the name and shape of each declared server state: (size,), or (rows, size) for (name, rows)."""
     return [(n, (size,)) if isinstance(n, str) else (n[0], (n[1], size)) for n in names]

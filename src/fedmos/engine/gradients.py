@@ -1,4 +1,4 @@
-"""What every engine's gradient object shares: batches, clipping, weight decay, the reported loss."""
+"""The base class of gradient objects: batches, clipping, weight decay, the reported loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .task import Task
 
 
 class Call(NamedTuple):
-    """One gradient that was taken."""
+    """A gradient that was computed."""
 
     phase: int
     b: int
     k: int | None
-    """In which step; None after the last."""
+    """The step; None after the last."""
 
 
 class LocalGradient:
@@ -32,47 +32,47 @@ class LocalGradient:
         self.task, self.chunk = task, chunk
         self.batches = Batches(task, chunk, t)
         self.k: int | None = 0
-        """The current step; None once local work is over."""
+        """The current step; None after the last."""
         self.calls: list[Call] = []
         self._losses: dict[int, Tensor] = {}
 
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Mean losses, (M,), and their gradients, shaped as y or a row per client."""
+        """Return the mean losses, (M,), and their gradients, shaped as y or with a row per client."""
         raise TypeError(f"{type(self).__name__} must define loss_and_gradient")
 
     def __call__(self, y: Tensor) -> Tensor:
         k = self.k if self.k is not None else self.batches.steps - 1
-        return self._take(y, self.batches.step(k), k)
+        return self._compute(y, self.batches.step(k), k)
 
     def full(self, y: Tensor) -> Tensor:
-        return self._take(y, self.batches.all(), FULL)
+        return self._compute(y, self.batches.all(), FULL)
 
     def batch(self, y: Tensor, b: int) -> Tensor:
-        return self._take(y, self.batches.first(b), FIRST, b)
+        return self._compute(y, self.batches.first(b), FIRST, b)
 
-    def _take(self, y: Tensor, batch: Batch, phase: int, b: int = 0) -> Tensor:
+    def _compute(self, y: Tensor, batch: Batch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
-        self._note(loss, Call(phase, b, self.k))
+        self._record(loss, Call(phase, b, self.k))
         if self.task.clip is not None:
             norm = g.norm(dim=-1, keepdim=True)
             g = g * (self.task.clip / norm.clamp(min=self.task.clip))
         return g + self.task.weight_decay * y if self.task.weight_decay else g
 
     def descend(self, y: Tensor, lr: Tensor) -> Tensor:
-        """A plain step, y − lr · g(y); an engine may have a faster way."""
+        """Take a plain step, y − lr · g(y); a subclass may do it faster."""
         return y - lr * self(y)
 
-    def _note(self, loss: Tensor, call: Call) -> None:
+    def _record(self, loss: Tensor, call: Call) -> None:
         self.calls.append(call)
         if call.k is not None:
             self._losses.setdefault(call.k, loss)
 
     def active(self, k: int) -> Tensor:
-        """(M,): which clients still have a step k."""
+        """Return which clients have a step k, (M,)."""
         return k < self.batches.K
 
     def reported(self) -> Tensor:
-        """(M,): each client's mean over its steps of the loss at the step's first gradient."""
+        """Return each client's mean over its steps of the loss at the step's first gradient, (M,)."""
         if not self._losses:
             return torch.full((len(self.chunk.ids),), torch.nan, device=self.task.model.device)
         active = torch.stack([self.active(k) for k in self._losses])
@@ -80,7 +80,7 @@ class LocalGradient:
         return torch.where(active, losses, 0).sum(0) / active.sum(0)
 
     def parts(self, batch: Batch, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, slice]]:
-        """The batch in pieces of at most `width` columns: inputs, targets, dropout keys, and the columns."""
+        """Yield the batch in parts of at most `width` columns: inputs, targets, dropout keys, and the columns."""
         dropout = self._keys(Purpose.DROPOUT, batch.phase) if self.task.model.has_dropout else None
         augment = self._keys(Purpose.AUGMENT, batch.phase) if self.task.data.augment is not None else None
         for start in range(0, batch.positions.shape[1], width):
@@ -91,28 +91,28 @@ class LocalGradient:
             yield *self.task.samples(entries, of_augment), of_dropout, columns
 
     def _keys(self, purpose: Purpose, phase: Tensor) -> Tensor:
-        """(M, 1): each client's stream in the current phase, to be folded with the numbers of its samples."""
+        """Return each client's stream in the current phase, (M, 1), to be folded with the numbers of its samples."""
         return fold(self.batches.stream(purpose), phase)[:, None]
 
-    # How an engine shapes what belongs to its clients. The defaults suit (M, D).
+    # The shapes of an engine's tensors. The defaults are for (M, D).
 
     def start(self, x: Tensor) -> Tensor:
-        """The clients' models before local work."""
+        """Return the clients' models before local training."""
         return x.expand(len(self.chunk.ids), -1)
 
     @staticmethod
     def rows(v: Tensor) -> Tensor:
-        """A tensor with a row per client, as the engine hands it to the algorithm."""
+        """Convert a tensor with a row per client to the shape that the algorithm receives."""
         return v
 
     @staticmethod
     def unrows(v: Tensor, M: int) -> Tensor:
-        """The way back: (M, D)."""
+        """Convert an algorithm's tensor to (M, D)."""
         return v.expand(M, -1)
 
 
 def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:
-    """(M,): how many samples' gradients clients with n samples computed in those calls."""
+    """Return the number of per-sample gradients that clients with n samples computed in these calls, (M,)."""
     total, K = torch.zeros_like(n), task.steps(n)
     for call in calls:
         sizes = sizes_of(task, n, call.phase, call.b)

@@ -1,4 +1,4 @@
-"""CUDA graphs: a function of tensors, recorded once for each shape and replayed without Python in between."""
+"""CUDA graphs: a function of tensors is captured once for each shape and replayed without Python in between."""
 
 from __future__ import annotations
 
@@ -15,45 +15,48 @@ O = TypeVar("O")
 
 
 class Graphs:
-    """The recordings of one run. They share their memory, so outputs must be used or copied before the next replay."""
+    """The captured graphs of one run. They share memory: use or copy outputs before the next replay."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._made: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None] = {}
+        self._captured: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None] = {}
 
     def run(self, key: Hashable, body: Callable[..., O], *given: Tensor) -> O:
-        """body(*given). What it reads beside must stay where and what it is."""
-        if key not in self._made:
-            self._made[key] = self._record(body, given)
-        made = self._made[key]
-        if made is None:
+        """Return body(*given), captured or replayed. Other tensors that `body` reads must not change or move."""
+        if key not in self._captured:
+            self._captured[key] = self._capture(body, given)
+        captured = self._captured[key]
+        if captured is None:
             return body(*[v.to(self._device) for v in given])
-        graph, held, outputs = made
-        for to, value in zip(held, given, strict=True):
-            to.copy_(value, non_blocking=True)
+        graph, inputs, outputs = captured
+        for target, value in zip(inputs, given, strict=True):
+            target.copy_(value, non_blocking=True)
         graph.replay()
         return outputs  # type: ignore[no-any-return]
 
-    def _record(
+    def _capture(
         self, body: Callable[..., Any], given: Sequence[Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None:
-        held = [v.to(self._device, copy=True) for v in given]
+        inputs = [v.to(self._device, copy=True) for v in given]
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):  # compilations and libraries' set-up happen here
-            body(*held)
+        with torch.cuda.stream(side):  # compilations and the initialisation of libraries happen here
+            body(*inputs)
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads may go on using the device meanwhile.
+            # Other threads may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                outputs = body(*held)
+                outputs = body(*inputs)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             torch.cuda.synchronize(self._device)
-            _log.warning("Working step by step because the work cannot be recorded: %s", str(error).split("\n")[0])
+            _log.warning(
+                "Not using a CUDA graph because the work cannot be captured: %s",
+                str(error).split("\n")[0],
+            )
             return None
         self._pool = graph.pool()
-        return graph, held, outputs
+        return graph, inputs, outputs

@@ -32,7 +32,7 @@ class Loop(LocalGradient):
         return loss[None], gradient
 
     def _width(self, n: int) -> int:
-        """Samples at once: a step's batch whole, of more as many as memory should hold."""
+        """Return the number of samples per call: a step's batch at once, larger ones in parts."""
         of_step = self.task.batch_size or 1
         return _SAMPLES_AT_ONCE if n <= of_step else min(_SAMPLES_AT_ONCE, max(of_step, self.task.samples_at_once))
 

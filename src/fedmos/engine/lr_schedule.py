@@ -1,4 +1,4 @@
-"""Step sizes that change from round to round."""
+"""Schedules of the step size over rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Decay = float | Mapping[int, float]
 
 
 def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
-    """η_t: a factor per round, or factors that apply from round t ≥ key on."""
+    """Return η_t as a function of the round: a factor per round, or factors that apply from their round on."""
     if isinstance(decay, Mapping):
         factors = {int(key): float(factor) for key, factor in decay.items()}
 

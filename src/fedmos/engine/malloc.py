@@ -1,4 +1,4 @@
-"""The C library's memory: keep what was freed, for the next step takes it again."""
+"""Settings of the C library's allocator: keep freed memory for the next training step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 
 @cache
 def keep_memory() -> None:
-    """Tell glibc's malloc neither to map large blocks anew nor to give freed ones back; elsewhere nothing happens.
+    """Make glibc's malloc keep freed memory instead of returning it to the system; does nothing elsewhere.
 
-    A training step frees and takes the same tensors over and over. Mapped afresh each time, their pages are zeroed by
-    the kernel each time, which on small models costs more than the arithmetic.
+    A training step allocates and frees the same tensors again and again. The system would zero their pages every time,
+    which for small models costs more than the arithmetic.
     """
     if not sys.platform.startswith("linux"):
         return

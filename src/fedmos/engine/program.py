@@ -1,4 +1,4 @@
-"""The cohort's gradient as one tensor program: `vmap` over clients, and that compiled where it pays."""
+"""The cohort's gradient as one tensor program: `vmap` over clients, optionally compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Program:
         self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
         self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
         self.descends = True
-        """Until it turns out that `descend` cannot be compiled."""
+        """False once `descend` failed to compile."""
 
     @property
     def compiles(self) -> bool:
@@ -36,7 +36,7 @@ class Program:
 
     @property
     def seconds(self) -> float:
-        """Spent on compiling."""
+        """The time spent on compilation."""
         return self._gradient.seconds + self._descent.seconds
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
@@ -48,7 +48,7 @@ class Program:
     def descend(
         self, lr: Tensor, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Values:
-        """A step of SGD and the losses, compiled as one: the gradient is never written to memory as a whole."""
+        """Take an SGD step and return the losses, compiled as one program that never stores the whole gradient."""
         arguments = (lr, y, inputs, targets, weight) if keys is None else (lr, y, inputs, targets, weight, keys)
         with vectorised.on():
             values: Values = self._descent(*arguments)
@@ -56,7 +56,7 @@ class Program:
 
     def _descend(self, lr: Tensor, y: Tensor, *batch: Tensor) -> Values:
         parts = self._model.split(y)
-        gradient, value = self._function(parts, *batch)  # split too, so that each part's step is written into its place
+        gradient, value = self._function(parts, *batch)  # split, so that each parameter's step is written in place
         decay = self._weight_decay
         new = [v - lr * (g + decay * v if decay else g) for v, g in zip(parts, gradient, strict=True)]
         return torch.cat(new, dim=-1), value
@@ -68,31 +68,31 @@ class Program:
 
 
 class CannotCompile(RuntimeError):
-    """The compiler failed, in one of many ways."""
+    """Compilation failed."""
 
 
 class Compiled:
     """A function of tensors that is compiled for every shape it is called with.
 
-    It is first traced into plain tensor operations, which leaves nothing of `vmap` and `grad` but what they compute,
-    and then handed to the compiler behind `torch.compile`: there is nothing left for its front end to find out.
+    The function is traced with `make_fx` into plain tensor operations, without `vmap` and `grad`, and compiled with
+    Inductor, the back end of `torch.compile`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self._made: dict[object, Callable[..., Any]] = {}
+        self._programs: dict[object, Callable[..., Any]] = {}
         self.seconds = 0.0
 
     def __call__(self, *arguments: Tensor) -> Any:
         shape = tuple((a.shape, a.stride()) for a in arguments)
-        if shape not in self._made:
+        if shape not in self._programs:
             try:
-                self._made[shape] = self._compile(*arguments)
+                self._programs[shape] = self._compile(*arguments)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:
                 raise CannotCompile(str(error).strip().split("\n")[0]) from error
-        return self._made[shape](*arguments)
+        return self._programs[shape](*arguments)
 
     def _compile(self, *arguments: Tensor) -> Callable[..., Any]:
         from torch import _inductor
@@ -100,7 +100,7 @@ class Compiled:
 
         began = perf_counter()
         with written_out.on(), torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # that is what `precision` is for
+            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # `precision` decides this
             traced = make_fx(lambda *given: self._function(*given))(*arguments)
             program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
             program(*arguments)
@@ -109,7 +109,7 @@ class Compiled:
 
 
 def can_compile(device: torch.device) -> bool:
-    """Whether this machine has what `torch.compile` needs."""
+    """Whether this machine can compile programs."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (7, 0)
     return device.type == "cpu" and any(shutil.which(name) for name in ("g++", "clang++"))

@@ -1,4 +1,4 @@
-"""System heterogeneity: how fast clients compute and communicate, and what a round does about the slow ones."""
+"""System heterogeneity: speeds and bandwidths of clients, deadlines, and the simulated clock."""
 
 from __future__ import annotations
 
@@ -21,15 +21,23 @@ LOSS_COST = 1 / 3
 
 
 class Profile(Protocol):
-    """A positive number for each client."""
+    """Gives each client a positive number."""
 
     def values(self, N: int, key: Tensor) -> Tensor:
-        """(N,), float64."""
+        """Return the numbers of N clients, (N,), float64, drawn from the stream `key`."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same for everyone."""
+    """The same number for every client.
+
+    Args:
+        value: The number, > 0.
+
+    Example:
+        >>> fm.System(speed=fm.Constant(500.0), deadline=60)  # doctest: +ELLIPSIS
+        System(speed=Constant(value=500.0), ...)
+    """
 
     value: float
 
@@ -42,7 +50,16 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class LogNormal:
-    """exp(N(ln median, sigma²)), drawn once for each client from the run's seed."""
+    """exp(N(ln median, sigma²)), drawn once for each client from the run's seed.
+
+    Args:
+        median: The median over clients, > 0.
+        sigma: The standard deviation of the logarithm, 0 to 20.
+
+    Example:
+        >>> fm.System(speed=fm.LogNormal(median=1000, sigma=0.5)).speed.sigma
+        0.5
+    """
 
     median: float
     sigma: float = 1.0
@@ -58,7 +75,19 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class PerClient:
-    """A number for each client, as a sequence or from a column of a CSV file in order of clients."""
+    """A number for each client, from a sequence or from a column of a CSV file, in the order of clients.
+
+    Args:
+        numbers: The numbers, all > 0, or the path of a CSV file.
+        column: The column of the CSV file.
+
+    Raises:
+        ValueError: If a number is not positive, or the file has no such column.
+
+    Example:
+        >>> fm.PerClient([100, 50, 25]).numbers
+        (100.0, 50.0, 25.0)
+    """
 
     numbers: Sequence[float] | str | Path
     column: str = "value"
@@ -96,22 +125,32 @@ _profile = Rule("> 0 or a profile", _is_profile)
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """A simulated clock, and rounds that close.
+    """A simulated clock with deadlines.
 
-    A client needs its bytes over its bandwidth, down and up, and its samples' gradients over its speed.
-    A round lasts until the last of its clients is done, or until `deadline`: who is later is left out, as
-    if not chosen (weights are scaled up to keep their sum). `over_select=1.3` chooses 30 % more clients
-    than the selector's m in the first place; if fewer than `quorum` · m are in time, the round is abandoned
-    and the model stays as it was.
+    A client needs its bytes divided by its bandwidth, down and up, plus its per-sample gradients divided by its speed.
+    A round lasts until its last client is done, or until the deadline. Late clients are left out as if they had not
+    been selected; the weights of the others are scaled up to the same sum.
+
+    Args:
+        speed: Per-sample gradients per second: a number or a profile (`Constant`, `LogNormal`, `PerClient`).
+        down: Bytes per second that a client receives.
+        up: Bytes per second that a client sends.
+        deadline: Seconds after which a round closes; None for no deadline.
+        over_select: The factor by which more clients than the selector's m are selected, ≥ 1.
+        quorum: If fewer than `quorum` · m clients are in time, the round is abandoned and the model stays.
+
+    Raises:
+        ValueError: If a value is out of range.
+
+    Example:
+        >>> fm.System(deadline=60, over_select=1.3).over_select
+        1.3
     """
 
     speed: float | Profile = 1000.0
-    """Gradients of single samples per second."""
     down: float | Profile = 1e6
-    """Bytes per second."""
     up: float | Profile = 1e6
     deadline: float | None = None
-    """Seconds."""
     over_select: float = 1.0
     quorum: float = 0.0
 
@@ -140,16 +179,16 @@ class Clock:
         )
 
     def seconds(self, ids: Tensor, down: Tensor, up: int, gradients: Tensor, losses: Tensor) -> Tensor:
-        """How long each client takes to receive and send so many bytes and to compute so many samples."""
+        """Return the seconds that each client needs for these bytes and samples."""
         compute = (gradients + LOSS_COST * losses) / self._speed[ids]
         return down / self._down[ids] + compute + up / self._up[ids]
 
     def late(self, seconds: Tensor) -> Tensor:
-        """Who misses the deadline."""
+        """Return which clients miss the deadline."""
         deadline = self.system.deadline
         return torch.zeros(len(seconds), dtype=torch.bool) if deadline is None else seconds > deadline
 
     def duration(self, seconds: Tensor) -> float:
-        """How long the round lasts."""
+        """Return the duration of a round whose clients need these seconds."""
         longest = float(seconds.max()) if len(seconds) else 0.0
         return longest if self.system.deadline is None else min(longest, self.system.deadline)

@@ -1,4 +1,4 @@
-"""What stays fixed while a run trains: model, data, loss, and how local work is cut into steps."""
+"""The fixed part of a run: model, data, loss, and the division of local training into steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..rng import Purpose, stream
 from .program import Program
 
 _KEPT_AT_ONCE = 2**29
-"""Bytes on a CPU. Much more is no faster, and malloc keeps at most 2 GiB of what is freed: the rest is mapped anew."""
+"""Bytes on a CPU. More is not faster, and malloc keeps at most 2 GiB of freed memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +33,14 @@ class Task:
     compiled: bool = False
     """Whether the cohort's program is compiled."""
     origin: tuple[Tensor, Tensor] | None = None
-    """Where several runs train together: the seed of each client's run, and its number there."""
+    """For merged runs: the seed of each client's run, and the client's number in it."""
 
     @cached_property
     def program(self) -> Program:
         return Program(self.model, self.loss, self.weight_decay, self.compiled)
 
     def stream(self, t: int | Tensor, ids: Tensor, purpose: Purpose) -> Tensor:
-        """The streams of clients `ids` (on the run's device) in round t."""
+        """Return the random streams of clients `ids` in round t, on the run's device."""
         if self.origin is None:
             return stream(self.seed, t, ids, purpose, ids.device)
         seeds, numbers = (v.to(ids.device) for v in self.origin)
@@ -48,7 +48,7 @@ class Task:
 
     @cached_property
     def tables(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Where each client's data begins, how many samples it has, and its importance, on the run's device."""
+        """The start of each client's data, its number of samples, and its importance, on the run's device."""
         data, device = self.data, self.model.device
         return data.offsets[:-1].to(device), data.sizes.to(device), data.importance.to(device)
 
@@ -63,12 +63,12 @@ class Task:
 
     @cached_property
     def sample_bytes(self) -> int:
-        """What a gradient keeps of one sample between its forward and its backward pass."""
+        """Bytes that autograd saves per sample between the forward and the backward pass."""
         some = min(8, int(self.data.offsets[-1]))
-        kept = [self._kept(n) for n in (some // 2, some)]  # the difference leaves out what does not grow with samples
-        return max(1, (kept[1] - kept[0]) // (some - some // 2))
+        saved = [self._saved_bytes(n) for n in (some // 2, some)]  # the difference excludes constant parts
+        return max(1, (saved[1] - saved[0]) // (some - some // 2))
 
-    def _kept(self, samples: int) -> int:
+    def _saved_bytes(self, samples: int) -> int:
         total = 0
 
         def pack(v: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Task:
         return total
 
     def trial(self, samples: int) -> Tensor:
-        """The loss on the first samples of the federation, with what its gradient would need."""
+        """Return the loss on the first samples of the federation, with its autograd graph."""
         numbers = torch.arange(samples, device=self.model.device)
         inputs, targets = self.samples(numbers)
         self.model.module.train()
@@ -92,13 +92,13 @@ class Task:
 
     @cached_property
     def samples_at_once(self) -> int:
-        """Of how many samples a gradient that goes over more than a batch is taken at a time."""
+        """The number of samples per part of a gradient over more than a batch."""
         device = self.model.device
         budget = _KEPT_AT_ONCE if device.type == "cpu" else total_memory(device) // 20
         return max(1, budget // self.sample_bytes)
 
     def steps(self, n: Tensor) -> Tensor:
-        """K_i of clients with n samples."""
+        """Return K_i of clients with n samples."""
         if self.local_steps is not None:
             return torch.full_like(n, self.local_steps)
         assert self.local_epochs is not None
@@ -106,20 +106,20 @@ class Task:
         return self.local_epochs * per_epoch
 
     def samples(self, entries: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets at entries (any shape) of the federation's index, ready for the model.
+        """Return inputs and targets at entries (any shape) of the federation's index, ready for the model.
 
-        With `keys`, one per entry, as training sees them: augmented.
+        With `keys`, one per entry, inputs are augmented as in training.
         """
         where = entries if self.data.index is None else self.data.index[entries]
         x = self.data.x
-        # The same samples; on a CPU it takes half as long.
+        # On a CPU, index_select takes half as long as indexing.
         chosen = (
             x.index_select(0, where.flatten()).view(*where.shape, *x.shape[1:]) if x.device.type == "cpu" else x[where]
         )
         return self.inputs(chosen, keys), self.targets(self.data.y[where])
 
     def inputs(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        # The channel axis is counted from the batch axis, so fold leading axes into one.
+        # Normalisation expects a single batch axis in front of the channels.
         flat = x.reshape(-1, *self.data.x.shape[1:])
         if keys is not None and self.data.augment is not None:
             flat = self.data.augment(flat, keys.reshape(-1))
@@ -130,23 +130,23 @@ class Task:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes that the device has, free or not, so that it does not change."""
+    """Return the device's total memory in bytes, free or not."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * 2**30
 
 
 DeviceCache = dict[object, tuple[Tensor, Tensor]]
-"""Tensors on the device by what they were made of, which is kept alive, for its address tells it apart."""
+"""Tensors on the device by the identity of their source. The source is kept alive, so that its address stays unique."""
 
 _PREPARED = 2**30
-"""Bytes: samples that take no more than this when normalised are normalised once, not batch by batch."""
+"""Bytes. Samples that take no more than this when normalised are normalised once instead of batch by batch."""
 
 
 def on_device(
     data: FederatedData, device: torch.device, dtype: torch.dtype, device_cache: DeviceCache | None = None
 ) -> FederatedData:
-    """The same federation with its samples on `device` (sizes and importances stay on the CPU).
+    """Copy the samples of a federation to `device`; sizes and importances stay on the CPU.
 
     Samples found in `device_cache` are not copied again. Small data sets are normalised once, here; images that are to
     be augmented stay as they are.
@@ -157,10 +157,10 @@ def on_device(
     prepare = data.normalize is not None and data.augment is None and size <= _PREPARED
 
     def move(v: Tensor, inputs: bool = False) -> Tensor:
-        made_of = (v.data_ptr(), v.shape, v.stride(), v.dtype, device, (data.normalize, dtype) if inputs else None)
-        if made_of not in device_cache:
-            device_cache[made_of] = (v, data.inputs(v.to(device), dtype) if inputs else v.to(device))
-        return device_cache[made_of][1]
+        source = (v.data_ptr(), v.shape, v.stride(), v.dtype, device, (data.normalize, dtype) if inputs else None)
+        if source not in device_cache:
+            device_cache[source] = (v, data.inputs(v.to(device), dtype) if inputs else v.to(device))
+        return device_cache[source][1]
 
     return replace(
         data,

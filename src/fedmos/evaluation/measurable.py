@@ -10,7 +10,7 @@ from ..engine.task import Task
 
 
 def measurable(task: Task) -> list[str]:
-    """The metrics that can be measured of a task."""
+    """Return the names of the metrics that a task has."""
     with evaluation_mode(task), torch.no_grad():
         inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
         kinds = ["loss", *(["accuracy"] if has_classes(task.model(task.model.initial(), inputs), targets) else [])]
@@ -19,7 +19,7 @@ def measurable(task: Task) -> list[str]:
 
 
 def has_classes(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether outputs are scores of classes, on axis 1 as in PyTorch, and targets class numbers.
+    """Whether outputs are class scores, on axis 1 as in PyTorch, and targets are class numbers.
 
     Outputs (B, classes, …) go with targets (B, …).
     """

@@ -22,25 +22,28 @@ from .measurable import has_classes, measurable
 from .per_client import client_accuracy
 
 _RECORDED = 64
-"""An evaluation of at most so many batches is recorded as one CUDA graph."""
+"""An evaluation of at most this many batches is captured as one CUDA graph."""
 _MUCH_FEWER = 0.8
-"""Of the samples of all, so large a share or less."""
+"""If each federation uses at most this share of all samples, each model is evaluated on its own samples."""
 
 
 class Evaluator:
-    """Losses and accuracies of models, (R, D), in evaluation mode: (R, k), float64, in the order of `names`.
+    """Computes losses and accuracies of models (R, D) in evaluation mode: (R, k), float64, in the order of `names`.
 
-    train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class
-    numbers and outputs have a score per class; of a sequence, they are the share of its positions
-    that are right, padding apart.
+    train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class numbers and outputs
+    have a score per class; the accuracy of a sequence is the fraction of correct positions, without padding.
     """
 
     def __init__(
         self, tasks: Sequence[Task], vectorised: bool = False, ranks: Ranks | None = None, train: bool = True
     ) -> None:
-        """One task per model; of several tasks, samples and test set must be the same tensors.
+        """Make an evaluator.
 
-        Without `train`, on the test set alone.
+        Args:
+            tasks: One task per model. The samples and the test set of all tasks must be the same tensors.
+            vectorised: Whether to evaluate several models, or a model on a GPU, with `vmap`.
+            ranks: The ranks that share the evaluation.
+            train: Whether to evaluate on the training data, too; otherwise on the test set only.
         """
         self._ranks = ranks or Ranks()
         self._task = task = tasks[0]
@@ -48,7 +51,7 @@ class Evaluator:
         if not train:
             self._samples, self._weight = self._samples[:, :0], self._weight[:, :0]
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
-        # A single model is evaluated as it is on a CPU, and by the kernels of a cohort on a GPU.
+        # On a CPU a single model is evaluated without vmap; on a GPU with the kernels of a cohort.
         self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
         compiled = task.compiled and self._graphs is not None
         self._each: Callable[..., Tensor] = Compiled(self._scores) if compiled else self._scores
@@ -57,13 +60,13 @@ class Evaluator:
 
     @classmethod
     def of_all(cls, tasks: Sequence[Task]) -> Evaluator | None:
-        """For tasks on a GPU that share their samples; None for others, which are evaluated one by one."""
+        """Make an evaluator for tasks on a GPU that share their samples; None for other tasks."""
 
         def held(task: Task) -> tuple[int, ...]:
             return tuple(id(v) for v in (task.data.x, task.data.y, *(task.data.test or ())))
 
-        together = tasks[0].model.device.type == "cuda" and len({held(task) for task in tasks}) == 1
-        return cls(tasks, vectorised=True) if together else None
+        mergeable = tasks[0].model.device.type == "cuda" and len({held(task) for task in tasks}) == 1
+        return cls(tasks, vectorised=True) if mergeable else None
 
     def __call__(self, xs: Tensor) -> Tensor:
         if self._at_once is None:
@@ -89,13 +92,13 @@ class Evaluator:
         return client_accuracy(self._task, x)
 
     def _divided(self, n: int) -> int:
-        """Into how many parts n samples are divided."""
+        """Return the number of parts that n samples are divided into."""
         return -(n // -(self._at_once or SAMPLES_AT_ONCE))
 
     def _measure(self, xs: Tensor) -> Tensor:
-        """(parts, R, 1 or 2): what every part of the training samples, then of the tests, adds to the metrics.
+        """Return the contribution of each part of the training and then of the test samples, (parts, R, 1 or 2).
 
-        Of several ranks, each does every so many of the parts.
+        With several ranks, each evaluates the parts whose number modulo the number of ranks is its rank.
         """
         data, device = self._task.data, xs.device
         with evaluation_mode(self._task), torch.no_grad():
@@ -107,7 +110,7 @@ class Evaluator:
         return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=device)
 
     def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> list[Tensor]:
-        """(R, 1 or 2) each: weighted sums of loss and hits over parts of the samples.
+        """Return weighted sums of loss and correct predictions over each part of the samples, (R, 1 or 2) each.
 
         Samples and weights are (1 or R, n): the same for all models, or each model's own.
         """
@@ -123,12 +126,12 @@ class Evaluator:
             if part % ranks.size == ranks.rank:
                 inputs, targets = self._task.inputs(x[some.flatten()]), self._task.targets(y[some.flatten()])
                 scores = self._each(xs, inputs.unflatten(0, some.shape), targets.unflatten(0, some.shape))
-                # What does not count may be anything, infinite too.
+                # A sample of weight zero may have any loss, even an infinite one.
                 sums.append(torch.where(w[:, None] == 0, 0, scores * w[:, None]).sum(-1))
         return sums
 
     def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """(R, 1 or 2, n), float64: each sample's loss and, where there are classes, whether it is right.
+        """Return each sample's loss and, with classes, whether it is classified correctly, (R, 1 or 2, n), float64.
 
         Inputs and targets are (1 or R, n, …): the same samples for all models, or each model's own.
         """
@@ -151,9 +154,9 @@ class Evaluator:
 
 
 def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
-    """Which samples are evaluated, and how much each counts in the objective of each federation: (1 or R, n) each.
+    """Return the samples to evaluate and their weights in the objective of each federation, (1 or R, n) each.
 
-    All of any federation for every model, or each federation's own where those are much fewer.
+    Every model is evaluated on the samples of all federations, or on its own where those are much fewer.
     """
     device = federations[0].x.device
     weights = [(d.importance / d.sizes).repeat_interleave(d.sizes).to(device) for d in federations]

@@ -1,4 +1,4 @@
-"""How evenly the final model serves clients."""
+"""The accuracy of a model on each client's own data."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from ..engine.task import Task
 from .measurable import measurable
 
 _MOST = 201
-"""Points of the distribution that a run keeps, however many clients there are."""
+"""The largest number of points of the distribution that a run stores."""
 
 
 def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
-    """The distribution over clients of the model's accuracy on each one's own training data, in numbers to be kept.
+    """Return the distribution over clients of the accuracy of x on their own training data.
 
-    Every client counts the same. `sorted` has the accuracies from the worst client to the best, of many clients some
-    evenly spaced; `worst_tenth` is the mean of the worst 10 % (rounded up) of all. Empty where there are no classes.
+    Every client has the same weight. `sorted` lists the accuracies from the worst client to the best (evenly spaced
+    quantiles if there are many clients); `worst_tenth` is the mean of the worst 10 %, rounded up.
+    Empty without classes.
     """
     accuracies = client_accuracies(task, x)
     if accuracies is None:
@@ -35,7 +36,7 @@ def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
 
 
 def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
-    """(N,): the share of each client's own training samples that x gets right; None where there are no classes."""
+    """Return the accuracy of x on each client's training samples, (N,); None without classes."""
     if "train_accuracy" not in measurable(task):
         return None
     owner = torch.repeat_interleave(torch.arange(len(task.data)), task.data.sizes)
