@@ -1,4 +1,4 @@
-"""Data sets, partitions and federations."""
+"""Data sets, partitions and federations: the package of `fm.datasets`, `fm.partition` and `fm.FederatedData`."""
 
 from . import datasets, partition
 from .augment import Augment

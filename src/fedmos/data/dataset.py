@@ -31,9 +31,9 @@ class Dataset:
 
     Example:
         >>> import numpy as np
-        >>> dataset = fm.Dataset("random", np.random.rand(100, 5).astype(np.float32), np.arange(100) % 2)
+        >>> dataset = fm.Dataset("zeros", np.zeros((100, 5), np.float32), np.arange(100) % 2)
         >>> dataset
-        Dataset(random: 100 training and 0 test samples)
+        Dataset(zeros: 100 training and 0 test samples)
         >>> dataset.partition(fm.partition.IID(), clients=4)
         FederatedData(4 clients, 100 samples)
     """

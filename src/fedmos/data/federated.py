@@ -31,7 +31,7 @@ class FederatedData:
     Create it with one of the `from_…` methods, or with `Dataset.partition`.
 
     Example:
-        >>> clients = [(torch.randn(20, 5), torch.arange(20) % 2) for _ in range(3)]
+        >>> clients = [(torch.zeros(20, 5), torch.arange(20) % 2) for _ in range(3)]
         >>> fm.FederatedData.from_arrays(clients)
         FederatedData(3 clients, 60 samples)
     """

@@ -1,4 +1,12 @@
-"""Ways to divide a data set among clients. A partition says who gets which samples; nothing is copied."""
+"""Partitions: schemes that divide the samples of a data set among clients, without copying them.
+
+Constructors raise ValueError if a parameter is out of range.
+
+Example:
+    >>> digits = fm.datasets.load("digits")
+    >>> digits.partition(fm.partition.Dirichlet(alpha=0.1), clients=20)
+    FederatedData(20 clients, 1438 samples)
+"""
 
 from .by_class import ByClass, Shards
 from .dirichlet import Dirichlet, DirichletByClass

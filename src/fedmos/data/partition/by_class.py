@@ -1,4 +1,4 @@
-"""Splits that give each client a few classes."""
+"""Partitions with a few classes per client."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from ...core.validation import Rule, check, count, none, one_of
 from ...rng import Purpose, generator
-from .split import ClientSplit, coded, deal, enough, even, pools_of
+from .split import ClientSplit, check_enough, deal, encode_labels, even, pools_of
 
 _ONE_BY_ONE = 20_000
-"""Up to so many clients choose their classes one after another; a larger crowd does in blocks."""
+"""Up to this number of clients, classes are drawn client by client, otherwise in blocks of clients."""
 
 
 Pair = tuple[int, int]
@@ -33,14 +33,22 @@ def _is_size(v: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ByClass:
-    """Each client gets samples of `classes` classes, chosen at random; no sample is given twice.
+    """Each client has samples of `classes` random classes; no sample is assigned twice.
 
-    `size` is the number of samples per client: a number; a range (low, high) drawn from uniformly (FedMoS's MNIST
-    split is `ByClass(classes=2, size=(10, 50))`); pairs (clients, samples each), whose clients stand in random order;
-    None shares out everything, each class in equal parts among the clients that hold it (of more classes than
-    places, some go unused).
-    A client's samples are divided among its classes at random (`share="random"`, at least one each) or
-    as evenly as possible (`"even"`).
+    Args:
+        classes: Number of classes per client.
+        size: Number of samples per client: one number; a range (low, high), drawn uniformly (FedMoS's MNIST split is
+            `ByClass(classes=2, size=(10, 50))`); or pairs (clients, samples per client), in random order. None assigns
+            all samples, with each class divided equally among the clients that have it (classes without a client are
+            not used).
+        share: Divide a client's samples among its classes at random ("random", at least one each) or as evenly as
+            possible ("even").
+
+    Example:
+        >>> scheme = fm.partition.ByClass(classes=2, size=(10, 50))
+        >>> data = fm.datasets.load("digits").partition(scheme, clients=20)
+        >>> data.describe().labels.per_client
+        2.0
     """
 
     classes: int
@@ -62,7 +70,7 @@ class ByClass:
             raise ValueError(f"ByClass: 'size' must be ≥ 'classes' ({self.classes}), got {self.size!r}")
 
     def _groups(self, clients: int) -> list[tuple[int, int, int]]:
-        """(how many clients, their fewest, their most samples)."""
+        """Return groups (number of clients, minimum samples, maximum samples)."""
         match self.size:
             case (int() as low, int() as high):
                 return [(clients, low, high)]
@@ -72,7 +80,7 @@ class ByClass:
                 return [(clients, size or 0, size or 0)]
 
     def _sizes(self, rng: np.random.Generator, clients: int) -> np.ndarray:
-        """Each client's number of samples."""
+        """Draw the number of samples of each client."""
         groups = self._groups(clients)
         if (given := sum(holders for holders, _, _ in groups)) != clients:
             raise ValueError(f"ByClass: 'size' must be of all {clients} clients, got pairs for {given}")
@@ -80,9 +88,10 @@ class ByClass:
         return sizes if len(groups) == 1 else rng.permutation(sizes)
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
+        """Divide the samples among clients; see `Partition.split`."""
         rng = generator(seed, Purpose.PARTITION)
-        names, label = coded(labels)
-        enough("ByClass", len(labels), clients)
+        names, label = encode_labels(labels)
+        check_enough("ByClass", len(labels), clients)
         if self.classes > len(names):
             raise ValueError(f"ByClass: 'classes' must be ≤ the data's {len(names)} classes, got {self.classes}")
         pools = pools_of(label, len(names), rng.permutation(len(labels)))
@@ -92,14 +101,14 @@ class ByClass:
             self._everything(rng, names, supply, clients) if self.size is None else self._sized(rng, supply, clients),
         )
 
-    # Both give (clients, classes): how many samples of each class each client gets.
+    # Both methods return the number of samples of each client and class, (clients, classes).
 
     def _everything(self, rng: np.random.Generator, names: np.ndarray, supply: np.ndarray, clients: int) -> np.ndarray:
         wants = np.zeros((clients, len(supply)), dtype=np.int64)
         held = self._holders(rng, len(supply), clients)
         for c, column in enumerate(held.T):
             holders = np.flatnonzero(column)
-            enough(f"ByClass: class {names[c]}", supply[c], len(holders))
+            check_enough(f"ByClass: class {names[c]}", supply[c], len(holders))
             wants[holders, c] = (
                 np.diff(np.linspace(0, supply[c], len(holders) + 1).astype(np.int64)) if len(holders) else 0
             )
@@ -118,7 +127,7 @@ class ByClass:
         if clients > _ONE_BY_ONE:
             waiting = self._in_blocks(rng, sizes, wants, left)
         for i in waiting:
-            # Late clients find some classes nearly used up; where a random division does not fit, an even one may.
+            # For the last clients some classes are nearly exhausted: try an even division if a random one does not fit.
             for share in dict.fromkeys((self.share, "even")):
                 parts = _compose(rng, int(sizes[i]), self.classes, share)
                 chosen = _choose_classes(rng, left, parts)
@@ -136,11 +145,11 @@ class ByClass:
     def _in_blocks(
         self, rng: np.random.Generator, sizes: np.ndarray, wants: np.ndarray, left: np.ndarray
     ) -> np.ndarray:
-        """Serve whole blocks of clients from what is left at a block's beginning; who then finds too little waits."""
+        """Serve clients in blocks, each from the supply at the start of the block; return the clients left unserved."""
         waiting = []
         for block in np.array_split(np.arange(len(sizes)), _ONE_BY_ONE):
             parts = _compose_many(rng, sizes[block], self.classes, self.share)
-            # The classes of the largest (weight^(1/Exp)) are a weighted draw without replacement.
+            # The largest log(weight) + Gumbel noise are a weighted draw without replacement.
             with np.errstate(divide="ignore"):
                 rank = np.log(left) + rng.gumbel(size=(len(block), len(left)))
             chosen = np.argsort(-rank, axis=1)[:, : self.classes]
@@ -153,8 +162,10 @@ class ByClass:
         return np.concatenate(waiting)
 
     def _holders(self, rng: np.random.Generator, n_classes: int, clients: int) -> np.ndarray:
-        """(clients, classes): who holds what, each class by as equally many as possible: each client takes the
-        classes that were taken least so far, ties at random."""
+        """Draw which client has which class, (clients, classes), with as many clients per class as equally possible.
+
+        Each client takes the classes that were taken least so far, ties at random.
+        """
         held = np.zeros((clients, n_classes), dtype=bool)
         taken = np.zeros(n_classes)
         for i in range(clients):
@@ -166,9 +177,16 @@ class ByClass:
 
 @dataclass(frozen=True, kw_only=True)
 class Shards:
-    """FedAvg's split (McMahan et al., 2017): sort by label, cut into equal shards, deal `per_client` to each at random.
+    """FedAvg's split (McMahan et al., 2017): sort by label, cut into equal shards, assign shards at random.
 
-    Every sample is given to someone; shards differ by one sample at most.
+    Every sample is assigned; shards differ by at most one sample.
+
+    Args:
+        per_client: Number of shards per client.
+
+    Example:
+        >>> fm.datasets.load("digits").partition(fm.partition.Shards(per_client=2), clients=20)
+        FederatedData(20 clients, 1438 samples)
     """
 
     per_client: int = 2
@@ -177,8 +195,9 @@ class Shards:
         check(self, per_client=count)
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
-        names, label = coded(labels)
-        enough(f"Shards: {self.per_client} each", len(labels), clients, self.per_client)
+        """Divide the samples among clients; see `Partition.split`."""
+        names, label = encode_labels(labels)
+        check_enough(f"Shards: {self.per_client} each", len(labels), clients, self.per_client)
         rng = generator(seed, Purpose.PARTITION)
         by_label = np.concatenate(pools_of(label, len(names), rng.permutation(len(labels))))
         sizes = even(len(labels), clients * self.per_client)
@@ -191,7 +210,7 @@ class Shards:
 
 
 def _choose_classes(rng: np.random.Generator, left: np.ndarray, parts: np.ndarray) -> np.ndarray | None:
-    """A different class for each part (largest first) that has enough left, more likely the more it has."""
+    """Draw a different class for each part (largest first), with probability ∝ its supply if that suffices, or None."""
     left = left.copy()
     chosen = []
     for part in parts:
@@ -204,7 +223,7 @@ def _choose_classes(rng: np.random.Generator, left: np.ndarray, parts: np.ndarra
 
 
 def _compose(rng: np.random.Generator, n: int, parts: int, share: str) -> np.ndarray:
-    """n as a sum of `parts` numbers ≥ 1, in descending order."""
+    """Return n as a sum of `parts` numbers ≥ 1, in descending order."""
     if share == "even":
         return even(n, parts)
     cuts = np.sort(rng.choice(n - 1, parts - 1, replace=False)) + 1
@@ -212,10 +231,10 @@ def _compose(rng: np.random.Generator, n: int, parts: int, share: str) -> np.nda
 
 
 def _compose_many(rng: np.random.Generator, sizes: np.ndarray, parts: int, share: str) -> np.ndarray:
-    """(len(sizes), parts): each size as a sum of numbers ≥ 1, every such sum equally likely, or as even as possible."""
+    """Return each size as a sum of numbers ≥ 1, (len(sizes), parts): uniformly distributed, or as even as possible."""
     if share == "even":
         return sizes[:, None] // parts + (np.arange(parts) < sizes[:, None] % parts)
-    # The parts−1 cuts are a random subset of the size−1 places between samples: those that sort first.
+    # The parts−1 cuts are a random subset of the size−1 places between samples: those with the smallest random keys.
     places = np.arange(1, int(sizes.max()))
     rank = np.where(places < sizes[:, None], rng.random((len(sizes), len(places))), np.inf)
     cuts = np.sort(places[np.argsort(rank, axis=1)[:, : parts - 1]], axis=1)

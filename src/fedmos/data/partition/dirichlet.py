@@ -1,4 +1,4 @@
-"""Splits by Dirichlet draws: of each client's class distribution, or of each class's distribution over clients."""
+"""Dirichlet partitions: by the class distribution of each client, or by the distribution of each class over clients."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ import numpy as np
 
 from ...core.validation import check, count, non_negative, one_of, positive
 from ...rng import Purpose, generator
-from .split import ClientSplit, coded, deal, enough, even, in_proportion, pools_of
+from .split import ClientSplit, check_enough, deal, encode_labels, even, in_proportion, pools_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet:
-    """Balanced clients, each with a class distribution q_i ~ Dir(α·prior) of its own (FedCM, GHBM).
+    """Clients of equal size, each with its own class distribution q_i ~ Dir(α·prior) (FedCM, GHBM).
 
-    Clients get equally many samples (sizes differ by one at most), drawn from q_i without replacement; what a used-up
-    class cannot give is drawn from the client's other classes. `prior="ones"` is FedCM's Dir(α·1); `prior="data"`
-    is Hsu et al.'s and GHBM's, where the prior is the class distribution of the data, so that α is the
-    sum of all parameters. α = 0 is GHBM's extreme: one class per client, and sizes as equal as that allows.
-    Every sample is given to someone.
+    The samples of a client (sizes differ by at most one) are drawn from q_i without replacement; if a class is
+    exhausted, they are drawn from the client's other classes. Every sample is assigned.
+
+    Args:
+        alpha: Concentration α. α = 0 is GHBM's extreme case: one class per client, with sizes as equal as possible.
+        prior: "ones" for FedCM's Dir(α·1), or "data" for the class distribution of the data, as in Hsu et al. and
+            GHBM; α is then the sum of all parameters.
+
+    Example:
+        >>> scheme = fm.partition.Dirichlet(alpha=0.3)
+        >>> fm.datasets.load("digits").partition(scheme, clients=20)
+        FederatedData(20 clients, 1438 samples)
     """
 
     alpha: float
@@ -30,15 +37,16 @@ class Dirichlet:
         check(self, alpha=non_negative, prior=one_of("ones", "data"))
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
-        enough("Dirichlet", len(labels), clients)
-        names, label = coded(labels)
+        """Divide the samples among clients; see `Partition.split`."""
+        check_enough("Dirichlet", len(labels), clients)
+        names, label = encode_labels(labels)
         rng = generator(seed, Purpose.PARTITION)
         pools = pools_of(label, len(names), rng.permutation(len(labels)))
         supply = np.array([len(pool) for pool in pools])
         return deal(pools, self._one_class(supply, clients) if self.alpha == 0 else self._draw(rng, supply, clients))
 
     def _one_class(self, supply: np.ndarray, clients: int) -> np.ndarray:
-        """Clients in the order of their class, as if the sorted data were cut into shards."""
+        """Return the counts for one class per client, with clients in the order of their class."""
         if clients < len(supply):
             raise ValueError(
                 f"Cannot give each of {clients} clients one class because there are {len(supply)} classes to share "
@@ -48,7 +56,7 @@ class Dirichlet:
         counts = np.zeros((clients, len(supply)), dtype=np.int64)
         first = 0
         for c, (n, many) in enumerate(zip(supply, holders, strict=True)):
-            enough(f"Dirichlet: class {c}", n, many)
+            check_enough(f"Dirichlet: class {c}", n, many)
             counts[first : first + many, c] = even(n, many)
             first += many
         return counts
@@ -59,11 +67,11 @@ class Dirichlet:
         want = rng.permutation(even(int(supply.sum()), clients))
         counts = np.zeros((clients, len(supply)), dtype=np.int64)
         left = supply.copy()
-        while want.any():  # each pass serves everyone or uses up a class
+        while want.any():  # each pass meets all demands or exhausts a class
             q = np.exp(log_q - log_q.max(1, keepdims=True))
             asked = rng.multinomial(want, q / q.sum(1, keepdims=True))
             for c in np.flatnonzero(asked.sum(0) > left):
-                asked[:, c] = _first_served(rng, asked[:, c], left[c])
+                asked[:, c] = _random_order_served(rng, asked[:, c], left[c])
             counts += asked
             want -= asked.sum(1)
             left -= asked.sum(0)
@@ -73,10 +81,20 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletByClass:
-    """Power-of-Choice's unbalanced split: each class is shared out by proportions ~ Dir(α·1) over the clients.
+    """Power-of-Choice's unbalanced split: each class is divided among the clients by proportions ~ Dir(α·1).
 
-    Clients that hold n/K samples or more get none of the next class; the whole is drawn again until everyone
-    has `least` samples, at most `attempts` times. Every sample is given to someone.
+    Clients that have n/K samples or more receive none of the next class. The split is drawn again until every client
+    has `least` samples. Every sample is assigned.
+
+    Args:
+        alpha: Concentration α.
+        least: Minimum number of samples per client.
+        attempts: Maximum number of draws.
+
+    Example:
+        >>> scheme = fm.partition.DirichletByClass(alpha=2.0)
+        >>> fm.datasets.load("digits").partition(scheme, clients=10)
+        FederatedData(10 clients, 1438 samples)
     """
 
     alpha: float
@@ -87,11 +105,16 @@ class DirichletByClass:
         check(self, alpha=positive, least=count, attempts=count)
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
-        enough("DirichletByClass", len(labels), clients, self.least)
-        names, label = coded(labels)
+        """Divide the samples among clients; see `Partition.split`.
+
+        Raises:
+            ValueError: If no attempt gives every client `least` samples.
+        """
+        check_enough("DirichletByClass", len(labels), clients, self.least)
+        names, label = encode_labels(labels)
         rng = generator(seed, Purpose.PARTITION)
         pools = pools_of(label, len(names), rng.permutation(len(labels)))
-        # An attempt costs time by classes and by clients; what fails so often fails always.
+        # The cost of an attempt grows with classes and clients; after many failures, success is improbable.
         attempts = min(self.attempts, max(10, min(20_000 // len(names), 500_000 // clients)))
         for _ in range(attempts):
             counts = self._counts(rng, [len(pool) for pool in pools], clients)
@@ -103,7 +126,7 @@ class DirichletByClass:
         )
 
     def _counts(self, rng: np.random.Generator, sizes: list[int], clients: int) -> np.ndarray:
-        """(clients, classes): how many samples of each class each client gets."""
+        """Draw the number of samples of each client and class, (clients, classes)."""
         held, share = np.zeros(clients, dtype=np.int64), sum(sizes) / clients
         concentration = np.full(clients, min(self.alpha, 1e12))
         counts = np.zeros((len(sizes), clients), dtype=np.int64)
@@ -111,14 +134,14 @@ class DirichletByClass:
             q = rng.dirichlet(concentration)
             q[held >= share] = 0
             total = q.sum()
-            if total == 0:  # all that the draw favours have enough: another attempt
+            if total == 0:  # all clients with positive proportions have enough: this attempt fails
                 return np.zeros((clients, 1), dtype=np.int64)
             q /= total
-            if size < clients:  # rounding would decide alone
+            if size < clients:  # rounding proportions would be too coarse
                 given[:] = rng.multinomial(size, q)
             else:
                 cuts = (q.cumsum() * size).astype(np.int64)
-                cuts[q.nonzero()[0][-1] :] = size  # rounding's last sample
+                cuts[q.nonzero()[0][-1] :] = size  # in spite of rounding
                 given[0] = cuts[0]
                 np.subtract(cuts[1:], cuts[:-1], out=given[1:])
             held += given
@@ -126,14 +149,14 @@ class DirichletByClass:
 
 
 def _log_dirichlet(rng: np.random.Generator, concentration: np.ndarray, count: int) -> np.ndarray:
-    """(count, classes): logarithms, up to a constant per row, of Dirichlet draws; sound for the smallest α."""
+    """Return logarithms of Dirichlet draws, (count, classes), up to a constant per row; accurate for tiny α."""
     shape = (count, len(concentration))
-    concentration = np.clip(concentration, 1e-290, 1e15)  # beyond that nothing changes, but overflows
-    # Γ(α) ~ Γ(α + 1) · U^(1/α), whose logarithm does not underflow.
+    concentration = np.clip(concentration, 1e-290, 1e15)  # avoids overflow without changing the distribution
+    # Γ(α) ~ Γ(α + 1) · U^(1/α); its logarithm does not underflow.
     log_gamma = np.log(rng.gamma(concentration + 1, size=shape)) + np.log1p(-rng.random(shape)) / concentration
     return np.asarray(log_gamma - log_gamma.max(1, keepdims=True))
 
 
-def _first_served(rng: np.random.Generator, asked: np.ndarray, left: int) -> np.ndarray:
-    """What each gets if everyone's requests, one sample at a time in random order, are met until none is left."""
+def _random_order_served(rng: np.random.Generator, asked: np.ndarray, left: int) -> np.ndarray:
+    """Return how many samples each client receives if single requests are met in random order until none is left."""
     return rng.multivariate_hypergeometric(asked, left, method="marginals")

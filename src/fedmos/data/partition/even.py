@@ -1,4 +1,4 @@
-"""Splits that do not look at labels: equal parts, and parts of very different size."""
+"""Partitions that ignore labels: parts of equal size, and parts of very different sizes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,40 @@ import numpy as np
 
 from ...core.validation import check, count, one_of, positive
 from ...rng import Purpose, generator
-from .split import ClientSplit, enough, even, in_proportion
+from .split import ClientSplit, check_enough, even, in_proportion
 
 
 @dataclass(frozen=True, kw_only=True)
 class IID:
-    """Shuffle, then cut into `clients` parts whose sizes differ by one at most. Every sample is given to someone."""
+    """Random parts with sizes that differ by at most one. Every sample is assigned.
+
+    Example:
+        >>> data = fm.datasets.load("digits").partition(fm.partition.IID(), clients=5)
+        >>> data.sizes
+        tensor([288, 288, 288, 287, 287])
+    """
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
-        enough("IID", len(labels), clients)
+        """Divide the samples among clients; see `Partition.split`."""
+        check_enough("IID", len(labels), clients)
         return ClientSplit(generator(seed, Purpose.PARTITION).permutation(len(labels)), even(len(labels), clients))
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantitySkew:
-    """Shuffle, then cut into parts of unequal size: everyone sees the same distribution, some see far more of it.
+    """Random parts of unequal sizes: all clients have the same distribution. Every sample is assigned.
 
-    `law="power"`: the client of rank r (1 the largest, ranks at random) gets a share ∝ r^−skew.
-    `law="lognormal"`: shares ∝ exp(skew · N(0, 1)). Everyone gets `least` samples or more; every sample is given
-    to someone.
+    Args:
+        law: "power": the client of rank r (random, from 1) has a fraction ∝ r^−skew. "lognormal": fractions are
+            ∝ exp(skew · N(0, 1)).
+        skew: Exponent or factor of the law; sizes differ more for larger values.
+        least: Minimum number of samples per client.
+
+    Example:
+        >>> scheme = fm.partition.QuantitySkew(law="power", skew=1.0, least=10)
+        >>> data = fm.datasets.load("digits").partition(scheme, clients=20)
+        >>> int(data.sizes.min()) >= 10
+        True
     """
 
     law: Literal["power", "lognormal"] = "power"
@@ -38,7 +53,8 @@ class QuantitySkew:
         check(self, law=one_of("power", "lognormal"), skew=positive, least=count)
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> ClientSplit:
-        enough("QuantitySkew", len(labels), clients, self.least)
+        """Divide the samples among clients; see `Partition.split`."""
+        check_enough("QuantitySkew", len(labels), clients, self.least)
         rng = generator(seed, Purpose.PARTITION)
         skew = min(self.skew, 1e300)
         if self.law == "power":

@@ -1,4 +1,4 @@
-"""A bridge to Flower Datasets: its partitioners divide our data sets."""
+"""Partitions that use the partitioners of Flower Datasets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,22 @@ from .split import ClientSplit
 
 @dataclass(frozen=True)
 class FromFlower:
-    """A Flower Datasets partitioner as a partition; `Dataset.partition` and `from_hf` wrap one by themselves.
+    """A Flower Datasets partitioner as a partition; `Dataset.partition` and `from_hf` create it automatically.
 
-    The partitioner brings its own seed and number of clients. It is shown a table of the labels, in the column
-    that it divides by, and never the samples.
+    The partitioner defines the seed and the number of clients. It receives a table of the labels, in the column
+    that it divides by, but not the samples.
+
+    Args:
+        partitioner: A partitioner of `flwr_datasets`.
+
+    Raises:
+        ValueError: If it is not a partitioner.
+
+    Example:
+        ```python
+        partitioner = flwr_datasets.partitioner.DirichletPartitioner(10, "label", alpha=0.5)
+        data = fm.datasets.load("digits").partition(partitioner)
+        ```
     """
 
     partitioner: Any
@@ -29,18 +41,18 @@ class FromFlower:
 
     @property
     def divides(self) -> str:
-        """Flower's natural partitioners divide by a column of owners."""
+        """ "owner" for Flower's natural partitioners, which divide by a column of owners, else "label"."""
         return "owner" if "NaturalId" in type(self.partitioner).__name__ else "label"
 
     @property
     def dataset(self) -> Any:
-        """The Hugging Face data set that the partitioner was given."""
+        """The Hugging Face data set of the partitioner."""
         if self.partitioner._dataset is None:
             raise ValueError("Cannot use the partitioner because it has no data set; set its 'dataset' first")
         return self.partitioner.dataset
 
     def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
-        """`seed` has no part in it."""
+        """Divide the samples among clients; `seed` has no effect."""
         hf = needs("datasets", "datasets", "use Flower's partitioners")
         column = getattr(self.partitioner, "_partition_by", None) or "label"
         split = rows_of(self.partitioner, hf.Dataset.from_dict({column: labels}))
@@ -55,14 +67,17 @@ _ROW = "fedmos row number"
 
 
 def rows_of(partitioner: Any, table: Any) -> ClientSplit:
-    """What a partitioner makes of a Hugging Face table. One that has divided this very table before does so again."""
+    """Return the split of a Hugging Face table by a partitioner.
+
+    If the partitioner has divided this table already, the result is the same.
+    """
     held, partitioner._dataset = partitioner._dataset, None  # Flower's setter refuses a second table
     try:
         worker = copy.deepcopy(partitioner)
     finally:
         partitioner._dataset = held
     if held is not table:
-        _forget(worker)
+        _reset(worker)
     worker.dataset = table.add_column(_ROW, np.arange(len(table))).with_format("numpy")
     parts = []
     try:
@@ -81,8 +96,8 @@ def rows_of(partitioner: Any, table: Any) -> ClientSplit:
     return ClientSplit.of(parts)
 
 
-def _forget(partitioner: Any) -> None:
-    """Make a used partitioner as good as new: whatever it has found out of another table is dropped."""
+def _reset(partitioner: Any) -> None:
+    """Clear everything that a partitioner has computed for another table."""
     for name, value in vars(partitioner).items():
         if name.startswith("_partition_id_to"):
             setattr(partitioner, name, {} if isinstance(value, dict) else False if isinstance(value, bool) else value)
@@ -91,5 +106,5 @@ def _forget(partitioner: Any) -> None:
 
 
 def is_flower(scheme: object) -> bool:
-    """Whether it looks like a Flower partitioner. (Asking the object itself for its number would make it compute.)"""
+    """Return whether it is a Flower partitioner, by its class: properties of the object itself trigger computations."""
     return all(hasattr(type(scheme), name) for name in ("load_partition", "num_partitions", "dataset"))

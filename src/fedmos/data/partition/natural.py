@@ -1,4 +1,4 @@
-"""The split that the data came with."""
+"""The natural partition of data sets with owners of samples."""
 
 from __future__ import annotations
 
@@ -15,8 +15,20 @@ from .split import ClientSplit
 class Natural:
     """One client per natural owner of samples: a writer, a speaking role, a user.
 
-    Owners with fewer than `least` samples are left out; of those with more than `most`, so many samples are drawn at
-    random. Asked for fewer clients than there are owners, draws owners at random; else they keep their order.
+    If fewer clients are requested than there are owners, owners are drawn at random; otherwise they keep their order.
+
+    Args:
+        least: Omit owners with fewer samples.
+        most: Maximum number of samples per client, drawn at random from the owner's.
+
+    Raises:
+        ValueError: If `most` is smaller than `least`.
+
+    Example:
+        >>> import numpy as np
+        >>> dataset = fm.Dataset("six", np.zeros((6, 2)), np.zeros(6, int), owner=np.array([0, 0, 0, 1, 2, 2]))
+        >>> dataset.partition(fm.partition.Natural(least=2)).sizes
+        tensor([3, 2])
     """
 
     least: int = 1
@@ -30,7 +42,16 @@ class Natural:
             raise ValueError(f"Natural: 'most' must be ≥ 'least' ({self.least}), got {self.most}")
 
     def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
-        """`labels` are the owners, as numbers; `clients=None` takes them all."""
+        """Divide the samples among clients.
+
+        Args:
+            labels: The owner of each sample, as a number.
+            clients: Number of clients, or None for all owners.
+            seed: Seed of the random numbers.
+
+        Raises:
+            ValueError: If there are fewer owners than clients.
+        """
         rng = generator(seed, Purpose.PARTITION)
         numbers, owner, held = np.unique(labels, return_inverse=True, return_counts=True)
         owners = np.flatnonzero(held >= self.least)

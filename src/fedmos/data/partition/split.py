@@ -1,4 +1,4 @@
-"""Who gets which samples, and what every partition is made of."""
+"""The assignment of samples to clients, the interface of partitions, and functions that they share."""
 
 from __future__ import annotations
 
@@ -8,30 +8,45 @@ from typing import Any, Protocol, overload
 import numpy as np
 
 Index = np.ndarray
-"""int64 positions in the data set."""
+"""Positions in the data set, int64."""
 
 
 class ClientSplit(Sequence[Index]):
-    """The samples of every client: one index, client after client, and where each client's part of it begins.
+    """The samples of every client: one index, client after client, and the offset of each client in it.
 
-    Reads as a sequence of arrays, one per client; a million clients cost no more than the index itself.
+    It is a sequence of arrays, one per client, but stores only the index and the offsets.
+
+    Args:
+        entries: Positions in the data set, client after client.
+        sizes: Number of samples of each client.
+        owners: The natural owner of each client, if any.
+
+    Example:
+        >>> import numpy as np
+        >>> split = fm.partition.ClientSplit(entries=np.array([4, 2, 0]), sizes=np.array([2, 1]))
+        >>> [part.tolist() for part in split]
+        [[4, 2], [0]]
     """
 
     def __init__(self, entries: Index, sizes: np.ndarray, owners: np.ndarray | None = None) -> None:
         self.entries = entries
         self.offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.owners = owners
-        """Which natural owner each client is, if any."""
 
     @classmethod
     def of(cls, parts: Iterable[Any]) -> ClientSplit:
-        """From an array of sample numbers per client."""
+        """Create a split from one array of sample numbers per client.
+
+        Raises:
+            ValueError: If a part is not a vector of integers.
+        """
         arrays = [_numbers(part, i) for i, part in enumerate(_listed(parts))]
         entries = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
         return cls(entries, np.array([len(a) for a in arrays], dtype=np.int64))
 
     @property
     def sizes(self) -> np.ndarray:
+        """Number of samples of each client."""
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
@@ -70,27 +85,43 @@ def _numbers(part: Any, client: int) -> Index:
 
 
 class Partition(Protocol):
-    """Anything with this method is a partition.
+    """The interface of partitions: any object with this method can be passed to `Dataset.partition`.
 
-    One with `divides = "owner"` is given every sample's natural owner instead of its label, one with
-    `sets_clients = True` may be called with `clients=None`.
+    A partition with `divides = "owner"` receives the natural owner of each sample instead of its label. A partition
+    with `sets_clients = True` can be called with `clients=None`.
+
+    Example:
+        >>> class Alternate:
+        ...     def split(self, labels, clients, seed):
+        ...         return [range(i, len(labels), clients) for i in range(clients)]
+        >>> fm.datasets.load("digits").partition(Alternate(), clients=4)
+        FederatedData(4 clients, 1438 samples)
     """
 
     def split(self, labels: np.ndarray, clients: int, seed: int) -> Sequence[Index]:
-        """The samples of each client, given every sample's label."""
+        """Divide the samples among clients.
+
+        Args:
+            labels: The label of each sample.
+            clients: Number of clients.
+            seed: Seed of the random numbers.
+
+        Returns:
+            The positions of the samples of each client.
+        """
 
 
 def pools_of(label: np.ndarray, classes: int, order: Index) -> list[Index]:
-    """The samples of each class 0 … classes−1, in the order given."""
+    """Return the samples of each class 0 … classes−1 in the given order."""
     by_class = order[np.argsort(label[order], kind="stable")]
     return np.split(by_class, np.cumsum(np.bincount(label, minlength=classes))[:-1])
 
 
 def deal(pools: Sequence[Index], counts: np.ndarray) -> ClientSplit:
-    """Give client i the next counts[i, c] samples of every pool c; `counts` is (clients, pools)."""
+    """Assign to client i the next counts[i, c] samples of every pool c; `counts` is (clients, pools)."""
     sizes = counts.sum(1, dtype=np.int64)
     index = np.empty(int(sizes.sum()), dtype=np.int64)
-    start = np.cumsum(sizes) - sizes  # where the client's next sample goes
+    start = np.cumsum(sizes) - sizes  # the position of each client's next sample
     for c, pool in enumerate(pools):
         own = counts[:, c].astype(np.int64)
         taken = int(own.sum())
@@ -101,15 +132,15 @@ def deal(pools: Sequence[Index], counts: np.ndarray) -> ClientSplit:
 
 
 def even(total: int, parts: int) -> np.ndarray:
-    """`total` as a sum of `parts` integers that differ by one at most, larger ones first."""
+    """Return `total` as a sum of `parts` integers that differ by at most one, larger ones first."""
     return total // parts + (np.arange(parts) < total % parts)
 
 
 def in_proportion(total: int, weights: np.ndarray, least: int) -> np.ndarray:
-    """`total` as a sum of integers ≥ `least`, beyond that as close to proportional to `weights` as integers can be."""
+    """Return `total` as a sum of integers ≥ `least` that are as proportional to `weights` as possible."""
     share = weights / weights.sum() * total
     short = share < least
-    while short.any() and not short.all():  # those raised to the least leave less for the others
+    while short.any() and not short.all():  # raising some to the minimum leaves less for the others
         rest = ~short
         share[rest] = weights[rest] / weights[rest].sum() * (total - least * short.sum())
         fallen = rest & (share < least)
@@ -124,8 +155,8 @@ def in_proportion(total: int, weights: np.ndarray, least: int) -> np.ndarray:
     return floor
 
 
-def enough(caller: str, samples: int, clients: int, each: int = 1) -> None:
-    """Refuse to divide fewer samples than the clients need."""
+def check_enough(caller: str, samples: int, clients: int, each: int = 1) -> None:
+    """Raise ValueError if there are fewer than `each` samples per client."""
     if samples < clients * each:
         need = "one" if each == 1 else str(each)
         raise ValueError(
@@ -134,8 +165,8 @@ def enough(caller: str, samples: int, clients: int, each: int = 1) -> None:
         )
 
 
-def coded(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct labels, and every sample's as a number among them."""
+def encode_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct labels, and the label of each sample as an index into them."""
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
         raise ValueError(
             f"Cannot divide the data by class because its targets are {labels.dtype} of shape {labels.shape}, not one "
