@@ -173,11 +173,11 @@ def single(tmp_path_factory):
     base = tmp_path_factory.mktemp("runs")
 
     def make(name, text=CONFIG, *overrides):
-        from fedmos.cli import commands as cli
+        from fedmos.cli.run import train
         from fedmos.config import schema as config
 
         (base / f"{name}.toml").write_text(text)
-        cli._run(config.load(config.RunConfig, base / f"{name}.toml", overrides), base / name, resume=True)
+        train(config.load(config.RunConfig, base / f"{name}.toml", overrides), base / name, resume=True)
         return base / name
 
     return make

@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: commands parse arguments and print; other packages do the work."""
 
 from .commands import app, main
 

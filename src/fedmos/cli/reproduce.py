@@ -10,13 +10,13 @@ import typer
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The study; --list shows them.")] = None,
-    part: Annotated[str | None, typer.Option(help="Only these parts: names or patterns, with commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these methods: labels or patterns, with commas.")] = None,
+    part: Annotated[str | None, typer.Option(help="Only these parts (names or patterns, with commas).")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods (labels or patterns, with commas).")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Fewer rounds than the paper; more continue later.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Only the first so many seeds.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: a GPU if there is one).")] = None,
     precision: Annotated[str | None, typer.Option(help="tf32 (GPU) or bf16: faster, less exact products.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Save and end after so many seconds; again, it goes on.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Save and stop after so many seconds.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and reports.")] = Path("runs/reproduction"),
     records: Annotated[Path | None, typer.Option(help="Folder for the records (default: the same).")] = None,
     report: Annotated[bool, typer.Option(help="Whether to write report.html for each part.")] = True,
@@ -25,12 +25,12 @@ def reproduce(
         Path | None, typer.Option(metavar="FOLDER", help="Add the records of FOLDER to those of --records.")
     ] = None,
     pages: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the pages in FOLDER again from FOLDER/data.")
+        Path | None, typer.Option(metavar="FOLDER", help="Regenerate the pages in FOLDER from FOLDER/data.")
     ] = None,
 ) -> None:
-    """Run a table or figure of a paper, and print what was published beside what is measured.
+    """Reproduce a table or figure of a paper, and print published beside measured values.
 
-    Runs that the records have already are not trained again; a command that was cut off continues.
+    Runs that the records have already are not trained again; a command that was interrupted continues.
     """
     from ..experiments.reproduce.command import listing
     from ..experiments.reproduce.command import reproduce as run

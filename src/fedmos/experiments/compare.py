@@ -55,11 +55,14 @@ def compare(
 
     Raises:
         ConfigError: If the configuration is invalid, or `out` holds runs with other settings.
+        ValueError: If there are several ranks.
 
     Example:
         >>> config = load(CompareConfig, "examples/mnist_methods.toml")
         >>> table = compare(config, Path("runs/mnist_methods"))
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("Cannot compare over several ranks because runs are compared side by side in one process")
     config.check()
     observer = observer or ComparisonObserver()
     if (out / CONFIGURATION).exists():

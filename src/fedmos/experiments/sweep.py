@@ -1,6 +1,7 @@
-"""`fedmos sweep`: a search over fields of a run's configuration, by Optuna.
+"""`fedmos sweep`: search over fields of a run's configuration, with Optuna.
 
-Every trial is a run in a folder of its own; the search itself is a SQLite file, so that one that was cut off goes on.
+Every trial is a run with its own folder. Optuna keeps the search in a SQLite file, from which an interrupted search
+continues.
 """
 
 from __future__ import annotations
@@ -23,14 +24,29 @@ from ..storage import RunFolder, toml
 from ..storage.files import replace_file
 from .seed_statistics import last_value
 
-Say = Callable[[str], None]
-
 CONFIGURATION = "sweep.toml"
-"""The name, in a search's folder, of the configuration that it ran with."""
+"""The name, in a search's folder, of its configuration."""
 
 
-def sweep(config: SweepConfig, out: Path, say: Say = lambda line: None) -> dict[str, Any]:
-    """Play trials until there are as many as the configuration asks for; the best one's fields."""
+def sweep(config: SweepConfig, out: Path, echo: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Train trials until there are as many as the configuration asks for.
+
+    Args:
+        config: A run, and the fields to search over.
+        out: Folder for the trials, trials.csv and best.toml. A search that it holds already continues.
+        echo: Prints a line after every trial.
+
+    Returns:
+        The fields of the best trial.
+
+    Raises:
+        ConfigError: If the configuration is invalid, or `out` holds trials with other settings.
+        ValueError: If no trial was trained to its end.
+
+    Example:
+        >>> sweep(load(SweepConfig, "sweep.toml"), Path("runs/sweep"), print)
+        {'algorithm.lr': 0.087}
+    """
     optuna = _optuna()
     for values in _corners(config):
         _with(config, values).check()
@@ -38,37 +54,43 @@ def sweep(config: SweepConfig, out: Path, say: Say = lambda line: None) -> dict[
         check_same(f"the search in {out}", _fixed(load(SweepConfig, out / CONFIGURATION)), _fixed(config))
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
-    settings = config.sweep
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    database = (out / "sweep.db").absolute()
-    study = optuna.create_study(
-        # Not by an address, of which "?" and "%" in the folder's name would be a part.
-        storage=optuna.storages.RDBStorage("sqlite://", {"creator": partial(sqlite3.connect, database)}),
-        study_name="sweep",
-        direction="minimize" if is_loss(settings.metric) else "maximize",
-        load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=settings.warmup),
-    )
+    study, settings = _open_study(optuna, config, out), config.sweep
     State = optuna.trial.TrialState
-    for trial in study.get_trials(states=(State.RUNNING,)):  # which were cut off
-        study.enqueue_trial(trial.params)
-        study.tell(trial.number, state=State.FAIL)
     while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
         study.sampler = optuna.samplers.TPESampler(seed=settings.seed + len(study.trials))
         trial = study.ask()
         values = {field: _suggested(trial, field, space) for field, space in settings.space.items()}
-        value = _play(config, values, out / "trials" / str(trial.number), trial)
+        value = _train(config, values, out / "trials" / str(trial.number), trial)
         study.tell(trial, value, state=State.PRUNED if value is None else State.COMPLETE)
-        words = "given up" if value is None else f"{settings.metric} {value:.4f}"
-        say(f"trial {done + 1} of {settings.trials}: {_words(values)}: {words}")
+        outcome = "given up" if value is None else f"{settings.metric} {value:.4f}"
+        echo(f"trial {done + 1} of {settings.trials}: {_format(values)}: {outcome}")
     _write(study, config, out)
     try:
         best = study.best_trial
     except ValueError:
-        raise ValueError(f"Cannot name a best trial because none of {settings.trials} was played to its end") from None
+        raise ValueError(f"Cannot name a best trial because none of {settings.trials} was trained to its end") from None
     replace_file(out / "best.toml", toml.dumps(_table(_with(config, best.params))).encode())
-    say(f"best: {_words(best.params)}: {settings.metric} {best.value:.4f}")
+    echo(f"best: {_format(best.params)}: {settings.metric} {best.value:.4f}")
     return dict(best.params)
+
+
+def _open_study(optuna: Any, config: SweepConfig, out: Path) -> Any:
+    """Create or continue the search in a folder. Trials that were interrupted are queued again."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    database = (out / "sweep.db").absolute()
+    study = optuna.create_study(
+        # A connection, not a URL: "?" and "%" in the folder's name would have a meaning there.
+        storage=optuna.storages.RDBStorage("sqlite://", {"creator": partial(sqlite3.connect, database)}),
+        study_name="sweep",
+        direction="minimize" if is_loss(config.sweep.metric) else "maximize",
+        load_if_exists=True,
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=config.sweep.warmup),
+    )
+    State = optuna.trial.TrialState
+    for trial in study.get_trials(states=(State.RUNNING,)):
+        study.enqueue_trial(trial.params)
+        study.tell(trial.number, state=State.FAIL)
+    return study
 
 
 def _optuna() -> Any:
@@ -79,19 +101,19 @@ def _optuna() -> Any:
     return optuna
 
 
-def _words(values: dict[str, Any]) -> str:
+def _format(values: dict[str, Any]) -> str:
     return ", ".join(
         f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}" for field, value in values.items()
     )
 
 
 def _fixed(config: SweepConfig) -> dict[str, Any]:
-    """What all trials of a search have in common, or they could not be compared."""
+    """Return the fields that all trials of a search must share to be comparable."""
     return config.kept(exclude={"out", "sweep", "device"}) | {"sweep.metric": config.sweep.metric}
 
 
 def _corners(config: SweepConfig) -> list[dict[str, Any]]:
-    """Both ends of every range and every choice, so that a mistake is found before the first trial."""
+    """Return trials with both ends of every range and every option, which are checked before the first trial."""
     ends = {f: [s.low, s.high] if isinstance(s, Range) else s for f, s in config.sweep.space.items()}
     most = max(map(len, ends.values()))
     return [{field: values[min(i, len(values) - 1)] for field, values in ends.items()} for i in range(most)]
@@ -109,7 +131,7 @@ def _table(config: RunConfig) -> dict[str, Any]:
 
 
 def _with(config: SweepConfig, values: dict[str, Any]) -> RunConfig:
-    """The run's configuration with some of its fields replaced."""
+    """Return the run's configuration with some fields replaced."""
     table = _table(config)
     for field, value in values.items():
         *path, last = field.split(".")
@@ -121,28 +143,28 @@ def _with(config: SweepConfig, values: dict[str, Any]) -> RunConfig:
                     f"sweep.space: {format_value(field)} is no field because {format_value(part)} is not a table"
                 )
         inner[last] = value
-    return parse(RunConfig, table, f"sweep ({_words(values)})")
+    return parse(RunConfig, table, f"sweep ({_format(values)})")
 
 
-def _play(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any) -> float | None:
-    """The last value of the metric; None for a trial that diverged or that was given up as hopeless."""
+class _PrunedTrial(Exception):
+    """Ends the run of a trial that is worse than the median of the others."""
+
+
+def _train(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any) -> float | None:
+    """Train a trial and return the last value of the metric; None if it diverged or was pruned."""
     settings, metric = _with(config, values), config.sweep.metric
 
-    class Hopeless(Exception):
-        """Not worth going on with."""
-
-    def judge(record: Record) -> None:
+    def report(record: Record) -> None:
         value = getattr(record, metric)
         if value is not None:
             trial.report(value, record.round)
             if config.sweep.prune and trial.should_prune():
-                raise Hopeless
+                raise _PrunedTrial
 
-    watchers = [judge]
-    kept = RunFolder(folder, _table(settings))
+    out = RunFolder(folder, _table(settings))
     try:
-        result = settings.run(settings.algorithm, settings.selection, settings.seed, out=kept, callbacks=watchers)
-    except (Hopeless, DivergenceError):
+        result = settings.run(settings.algorithm, settings.selection, settings.seed, out=out, callbacks=[report])
+    except (_PrunedTrial, DivergenceError):
         return None
     if result.interrupted:
         raise KeyboardInterrupt
@@ -151,7 +173,7 @@ def _play(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any)
 
 
 def _write(study: Any, config: SweepConfig, out: Path) -> None:
-    """trials.csv: a line for each trial."""
+    """Write trials.csv, a line per trial."""
     fields = list(config.sweep.space)
     with (out / "trials.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -1,0 +1,80 @@
+"""`fedmos demo` and `fedmos compare`."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .folders import free_folder
+from .options import Overrides
+
+if TYPE_CHECKING:
+    from ..config.schema import CompareConfig
+    from ..experiments.table import ComparisonTable
+
+console = Console()
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Folder for the report (default: runs/demo, numbered).")] = None,
+) -> None:
+    """Compare FedAvg, FedProx and FedMoS on real digits, two classes per client: a minute or two.
+
+    Prints the rounds and megabytes each method needs, and writes report.html and curves.svg.
+    """
+    with resources.as_file(resources.files("fedmos.config").joinpath("builtin/demo.toml")) as path:
+        _compare(path, [], out or free_folder(Path("runs/demo")))
+
+
+def compare(
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Methods, seeds and a target.")],
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and report (default: runs/NAME, numbered).")] = None,
+) -> None:
+    """Train several methods over several seeds, and tabulate what each needs to reach the target.
+
+    Given the folder of a comparison that was interrupted, continues it.
+    """
+    _compare(configuration, set_ or [], out or free_folder(Path("runs") / configuration.stem))
+
+
+def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
+    from ..config.schema import CompareConfig, load
+    from ..experiments.compare import compare
+    from ..experiments.progress import observed
+    from ..report.comparison import write_report
+
+    settings = load(CompareConfig, configuration, overrides)
+    began = perf_counter()
+    with observed(console, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
+        table = compare(settings, out, observer)
+    seconds = perf_counter() - began
+    console.print(_rich_table(settings, table))
+    write_report(table, settings.title, out)
+    console.print(
+        f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _rich_table(settings: CompareConfig, table: ComparisonTable) -> Table:
+    from ..experiments.compare import caption
+
+    drawn = Table(
+        title=escape(settings.title),
+        caption=f"{caption(settings)} Brackets: 95 % bootstrap intervals.",
+        caption_justify="left",
+    )
+    for i, column in enumerate(table.columns(brief=True)):
+        drawn.add_column(escape(column.heading), justify="left" if i == 0 else "right", overflow="fold")
+    for cells in table.cells(brief=True):
+        drawn.add_row(*map(escape, cells))
+    return drawn

@@ -1,0 +1,154 @@
+"""`fedmos run`, `fedmos resume` and `fedmos sweep`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .folders import free_folder, latest_folder
+from .options import Overrides
+
+if TYPE_CHECKING:
+    from ..config.schema import RunConfig
+    from ..run.result import Result
+
+console = Console()
+
+
+def run(
+    configuration: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", help="What to run; see docs/configuration.md.")
+    ],
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the result (default: runs/NAME, numbered).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+) -> None:
+    """Train once, as a configuration says, and save the result."""
+    from ..config.schema import RunConfig, load
+
+    settings = load(RunConfig, configuration, set_ or [])
+    named = Path("runs") / configuration.stem
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0  # by torchrun, after a rank was lost
+    if restarted and not (out or settings.out):
+        raise ValueError("Cannot restart the run because it has no folder of its own; use --out with torchrun")
+    folder = out or (Path(settings.out) if settings.out else latest_folder(named) if resume else free_folder(named))
+    train(settings, folder, resume or restarted)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
+    set_: Overrides = None,
+) -> None:
+    """Continue a run from its newest checkpoint, to the same bits as if it had never been interrupted.
+
+    With --set rounds=N, continues a finished run up to N rounds.
+    """
+    from ..config.schema import RunConfig, load
+    from ..report.run_info import started_from_python
+
+    kept = folder / "config.toml"
+    if not kept.exists():
+        raise FileNotFoundError(f"Cannot resume {folder} because it is not a run's folder: it has no config.toml")
+    if started_from_python(kept.read_text("utf-8")):
+        raise ValueError(
+            f"Cannot resume {folder} from the command line because it was started from Python; "
+            "use fm.run(..., out=..., resume=True)"
+        )
+    train(load(RunConfig, kept, set_ or []), folder, resume=True)
+
+
+def sweep(
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="A run, and a table [sweep].")],
+    set_: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the search (default: runs/NAME, numbered).")] = None,
+) -> None:
+    """Search for good values of a run's fields, and write the best configuration found.
+
+    Given the folder of a search that was interrupted, continues it.
+    """
+    from ..config.schema import SweepConfig, load
+    from ..experiments.sweep import sweep
+
+    settings = load(SweepConfig, configuration, set_ or [])
+    folder = out or free_folder(Path("runs") / configuration.stem)
+    sweep(settings, folder, lambda line: console.print(line, highlight=False, markup=False))
+    console.print(f"Best configuration: {folder / 'best.toml'}", highlight=False, markup=False)
+
+
+def train(settings: RunConfig, folder: Path, resume: bool) -> None:
+    """Train a run on all ranks, and print a summary on rank 0."""
+    from ..engine.ranks import Ranks, join, leave
+    from ..storage import RunFolder
+
+    join()
+    ranks = Ranks.joined()
+    folder = Path(ranks.broadcast(str(folder)))
+    with _interrupted_by_sigterm(ranks.size) as signals:
+        result = settings.run(
+            settings.algorithm,
+            settings.selection,
+            settings.seed,
+            out=RunFolder(folder, settings.kept(exclude={"out"})),
+            resume=resume,
+            checkpoint_every=settings.checkpoint_every,
+        )
+    leave()
+    if ranks.first:
+        console.print(_summary(result, settings.target or {}))
+        console.print(f"Saved in {folder}", highlight=False, markup=False)
+    if result.interrupted:
+        raise typer.Exit(143 if signals else 130)
+
+
+@contextmanager
+def _interrupted_by_sigterm(ranks: int) -> Iterator[list[int]]:
+    """Treat SIGTERM like Ctrl-C, so that the run is saved before it ends. Yields the list of signals received.
+
+    With several ranks, SIGTERM ends a rank at once, because ranks could not agree on what to save.
+    """
+    signals: list[int] = []
+    if ranks > 1:
+        yield signals
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) == 1:  # further signals must not interrupt the saving
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield signals
+    except KeyboardInterrupt:  # before the first round
+        raise typer.Exit(143 if signals else 130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _summary(result: Result, target: dict[str, float]) -> Table:
+    from ..core.history import METRICS
+    from ..experiments.seed_statistics import last_value
+
+    title = escape(f"{result.info['algorithm']}, {result.info['selection']}")
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_row("rounds", str(len(result.history)) + (" (interrupted)" if result.interrupted else ""))
+    for metric in METRICS:
+        if (value := last_value(result.history, metric)) is not None:
+            table.add_row(metric.replace("_", " "), f"{value:.4f}")
+    down, up = (sum(getattr(r, f"bytes_{way}") for r in result.history) / 1e6 for way in ("down", "up"))
+    table.add_row("megabytes down, up", f"{down:.2f}, {up:.2f}")
+    for metric, value in target.items():
+        rounds, size = result.rounds_to(metric, value), result.bytes_to(metric, value)
+        reached = "not reached" if rounds is None or size is None else f"round {rounds}, {size / 1e6:.2f} MB"
+        table.add_row(f"{metric} {value:g}", reached)
+    return table
