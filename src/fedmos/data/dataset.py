@@ -168,7 +168,7 @@ class Dataset:
             seed: Seed of the partition.
         """
         if scheme is None and self.owner is None:
-            raise ValueError(f"{caller}: 'partition' must be given where samples do not say whose they are")
+            raise ValueError(f"{caller}: 'partition' must be given because the samples have no owners")
         return self.partition(Natural() if scheme is None else scheme, clients, seed)
 
 

@@ -142,7 +142,7 @@ def test_show_divides_and_draws(tmp_path):
     ("arguments", "sentence"),
     [
         (["get", "cifar100"], "Cannot fetch 'cifar100' because hf://uoft-cs/cifar100: HF_HUB_OFFLINE is set"),
-        (["get", "gldv2"], "no public place with its natural clients is known"),
+        (["get", "gldv2"], "no public source with its natural clients is known"),
         (["get", "mnsit"], "(did you mean 'mnist'?)"),
         (["get", "mnist", "--from", "mnist.npz"], "'--from' must look like hf://OWNER/NAME, got 'mnist.npz'"),
         (["get", "mnist", "fmnist", "--from", "hf://a/b"], "'--from' needs exactly one NAME, got 2"),

@@ -68,8 +68,8 @@ BAD_ARRAYS = {
     "label -1": (changed(y_test=np.full(10, -1)), "labels must be 0 … 9, got -1"),
     "labels of 64 bits": (changed(y_train=np.full(25, 2**63, np.uint64)), "labels must be 0 … 9, got 9223372036854775808"),
     "fractions for labels": (changed(y_train=np.zeros(25)), "targets float64"),
-    "one-hot labels": (changed(y_train=np.eye(10, dtype=int)[np.zeros(25, int)]), "do not go with targets of shape (25, 10)"),
-    "a label short": (changed(y_train=np.zeros(24, int)), "25 samples do not go with 24 labels (train)"),
+    "one-hot labels": (changed(y_train=np.eye(10, dtype=int)[np.zeros(25, int)]), "do not match targets of shape (25, 10)"),
+    "a label short": (changed(y_train=np.zeros(24, int)), "25 samples do not match 24 labels (train)"),
     "nan": (changed(x_train=np.full((25, 28, 28), np.nan)), "images hold NaN or infinity"),
     "infinity": (changed(x_test=np.full((10, 28, 28), np.inf, np.float32)), "images hold NaN or infinity"),
     "normalised": (changed(x_train=np.full((25, 28, 28), -0.4), x_test=np.zeros((10, 28, 28))), "must be in 0 … 1 or 0 … 255"),
@@ -80,12 +80,12 @@ BAD_ARRAYS = {
     "a scalar": (changed(x_train=np.uint8(3)), "x_train has the shape ()"),
     "five dimensions": (changed(x_train=np.zeros((25, 1, 1, 1, 1), np.uint8)), "x_train has the shape"),
     "nothing": (changed(x_train=np.zeros((0, 28, 28), np.uint8), y_train=np.zeros(0, int)), "0 training and 10 test samples"),
-    "no pixels": (changed(x_train=np.zeros((25, 0, 28), np.uint8)), "hold nothing"),
+    "no pixels": (changed(x_train=np.zeros((25, 0, 28), np.uint8)), "are empty"),
     "texts": (changed(x_train=np.full((25, 28, 28), "x")), "inputs are <U1"),
     "complex": (changed(x_train=np.zeros((25, 28, 28), complex)), "x_train is complex128, not numbers"),
     "structured": (changed(x_train=np.zeros(25, [("a", "u1"), ("b", "O")])), "pickled objects"),
     "no x_test": (lambda a: {k: v for k, v in a.items() if k != "x_test"}, "it has no x_test"),
-    "owners short": (changed(owner=np.zeros(24, int)), "do not go with 24 owners"),
+    "owners short": (changed(owner=np.zeros(24, int)), "do not match 24 owners"),
     "owners of fractions": (changed(owner=np.zeros(25)), "owner must be one number or name"),
     "owners beyond the names": (changed(owner=np.full(25, 3), owners=np.array(["a"])), "owner must be 0 … 0, got 3"),
     "owners alike": (changed(owner=np.arange(25) % 2, owners=np.array(["a", "a"])), "different names"),
@@ -200,14 +200,14 @@ def test_compressions_that_cannot_be_bounded_are_refused(method, tmp_path):
 
 IDX = {
     "cut": (lambda raw: raw[:-1], "it ends 1 bytes early"),
-    "longer": (lambda raw: raw + b"!", "more in the file than its header says"),
+    "longer": (lambda raw: raw + b"!", "the file is longer than its header declares"),
     "no header": (lambda raw: raw[:3], "it ends 1 bytes early"),
     "empty": (lambda raw: b"", "it ends 4 bytes early"),
     "other magic": (lambda raw: b"\x00\x00\x0d\x03" + raw[4:], "does not begin like an IDX file"),
     "labels for images": (lambda raw: b"\x00\x00\x08\x01" + raw[4:], "does not begin like an IDX file"),
     "huge": (lambda raw: raw[:4] + b"\xff" * 12 + raw[16:], "the array would be"),
     "other count": (lambda raw: raw[:4] + struct.pack(">I", 24) + raw[8:], "24 images for the 25 labels"),
-    "no pixels": (lambda raw: raw[:8] + struct.pack(">I", 0) + raw[12:], "hold nothing"),
+    "no pixels": (lambda raw: raw[:8] + struct.pack(">I", 0) + raw[12:], "are empty"),
 }
 
 
@@ -253,10 +253,10 @@ def test_cifar_s_pickles_are_refused_by_name(name, tmp_path):
         (folder / file).write_bytes(pickle.dumps(Payload(mark)))
     with pytest.raises(FileNotFoundError, match="a pickle, which could run code when opened; get the binary version"):
         fm.datasets.load(name, tmp_path)
-    with pytest.raises(ValueError, match=r"none of the files that cifar|a pickle"):
+    with pytest.raises(ValueError, match=r"not one of the supported files of cifar|a pickle"):
         fm.datasets.load(name, folder / "data_batch_1")
     (tmp_path / "mnist.pkl").write_bytes(pickle.dumps(Payload(mark)))
-    refused("mnist", tmp_path / "mnist.pkl", "none of the files that mnist comes in")
+    refused("mnist", tmp_path / "mnist.pkl", "not one of the supported files of mnist")
     assert not mark.exists()
 
 
@@ -395,7 +395,7 @@ def test_sentences_must_be_texts(home):
         pq.write_table(pa.table({"client_id": ["a", "b"], "tokens": pa.array(cells)}), path)
         refused("stackoverflow", path, f"a sentence must be a text or a list of words, {sentence}")
     pq.write_table(pa.table({"client_id": ["a", None], "tokens": ["x", "y"]}), path)
-    refused("stackoverflow", path, "must say whose every sample is")
+    refused("stackoverflow", path, "must hold the owner of every sample")
 
 
 # ── bombs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -462,7 +462,7 @@ def test_bombs_are_refused_in_little_memory_and_time(tmp_path):
     assert len(lines) == len(made), done.stderr
     for line, sentence in zip(
         lines,
-        ("x_train would be 220 MiB", "more in the file", "the table would be 220 MiB", "not a valid image"),
+        ("x_train would be 220 MiB", "the file is longer", "the table would be 220 MiB", "not a valid image"),
         strict=True,
     ):
         assert sentence in line

@@ -220,13 +220,16 @@ def test_the_first_row_does_not_narrow_the_others(column):
             [[1, 2], [1], [1, 2], [1, 2], [1, 2], [1, 2]],
             "column 'text' must hold equal shapes, got (2,) and, in row 1, (1,)",
         ),
-        ([[1, 2], None, [1, 2], [1, 2], [1, 2], [1, 2]], "column 'text', row 1: a list of numbers is wanted, got None"),
+        (
+            [[1, 2], None, [1, 2], [1, 2], [1, 2], [1, 2]],
+            "column 'text', row 1: it must be a list of numbers, got None",
+        ),
         ([[1, 2], [1, None], [1, 2], [1, 2], [1, 2], [1, 2]], "column 'text', row 1: "),
         (
             [[1.0, 2.0], [1.0, float("nan")], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]],
             "column 'text', row 1: numbers must be finite",
         ),
-        ([["a"], ["b"], ["c"], ["d"], ["e"], ["f"]], "column 'text', row 0: a list of numbers is wanted"),
+        ([["a"], ["b"], ["c"], ["d"], ["e"], ["f"]], "column 'text', row 0: it must be a list of numbers"),
         ([[[1], [2, 3]]] * 6, "column 'text', row 0: "),
         ([None] * 6, "column 'text' must hold numbers, lists or images"),
     ],

@@ -1,4 +1,4 @@
-"""Where data sets come from: files in the formats they are published in, the hub, and the text that comes along."""
+"""The catalog of named data sets: readers for the published file formats, the Hugging Face hub and the bundled text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,23 @@ __all__ = ["CATALOG", "CatalogEntry", "CatalogResult", "InvalidDataError", "Stor
 
 @dataclass(frozen=True)
 class CatalogResult:
-    """A data set, where it was found, and whether it is the published one."""
+    """The result of `find`."""
 
     stored: Stored
+    """The arrays of the data set."""
     place: str
+    """The file, folder or address where it was found."""
     status: str
+    """Comparison with the published data; see `store.status`."""
 
 
 def find(entry: CatalogEntry, root: str | os.PathLike[str] | None = None, online: bool = True) -> CatalogResult:
-    """Look for a data set and open it; FileNotFoundError says where it was looked for, and how to get it."""
+    """Search a data set and open it.
+
+    Raises:
+        FileNotFoundError: If it is not found. The message lists the searched places and how to get the data.
+        InvalidDataError: If the files are invalid.
+    """
     tried: list[str] = []
     origin = locate(entry, root, tried, online)
     if origin is not None:

@@ -121,7 +121,7 @@ class ArrayBuilder:
                 f"{test.row_shape}"
             )
         if rows["owner"] not in (0, rows["x_train"]):
-            raise ValueError(f"{rows['x_train']} training samples do not go with {rows['owner']} owners")
+            raise ValueError(f"{rows['x_train']} training samples do not match {rows['owner']} owners")
         if self.high > 255 or self.low < 0:
             raise ValueError(
                 f"images of fractions must be in 0 … 1 or 0 … 255, got {self.low:g} … {self.high:g}; use uint8 pixels"

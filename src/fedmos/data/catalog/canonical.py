@@ -1,4 +1,4 @@
-"""Samples as the store keeps them, or what is wrong with them."""
+"""Conversion of samples to the layout and dtypes of the store, and their validation."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .entries import CatalogEntry
 
 
 def canonical(chunk: SampleChunk, entry: CatalogEntry) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets in our layout and types; raises ValueError at anything unsound."""
+    """Return inputs and targets in the layout and dtypes of the store. Raises ValueError if they are invalid."""
     x, y = chunk.x, chunk.y
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     targets = 2 if entry.kind == "words" else 1
     if x.ndim < 2 or y.ndim != targets or len(x) != len(y):
-        raise ValueError(f"inputs of shape {x.shape} do not go with targets of shape {y.shape}")
+        raise ValueError(f"inputs of shape {x.shape} do not match targets of shape {y.shape}")
     if 0 in x.shape[1:]:
-        raise ValueError(f"inputs of shape {x.shape} hold nothing")
+        raise ValueError(f"inputs of shape {x.shape} are empty")
     if x.dtype.kind not in "uif" or y.dtype.kind not in "ui":
         raise ValueError(f"inputs are {x.dtype} and targets {y.dtype}, not numbers and whole numbers")
     return (_images(x, entry) if entry.kind == "images" else _tokens(x, entry)), _targets(y, entry)
 
 
 def _images(x: np.ndarray, entry: CatalogEntry) -> np.ndarray:
-    """(n, height, width[, channels]) as (n, channels, height, width); uint8, or float32 where they are fractions."""
+    """Convert (n, height, width[, channels]) to (n, channels, height, width), uint8, or float32 for fractions."""
     if x.ndim not in (3, 4):
         raise ValueError(f"images must be (n, height, width) or (n, height, width, channels), got shape {x.shape}")
     if x.ndim == 3:
@@ -49,7 +49,7 @@ def _tokens(x: np.ndarray, entry: CatalogEntry) -> np.ndarray:
 
 
 def _targets(y: np.ndarray, entry: CatalogEntry) -> np.ndarray:
-    """int64; int16 for words, whose targets are as many as the inputs and are widened where they are used."""
+    """Return targets as int64; as int16 for words, whose targets are as large as the inputs and are widened on use."""
     counted = y[y != PADDING] if entry.kind == "words" else y
     if len(counted) and (counted.min() < 0 or counted.max() >= entry.classes):
         wrong = counted.min() if counted.min() < 0 else counted.max()

@@ -1,4 +1,4 @@
-"""Shakespeare in LEAF's terms: 80 symbols, and a split of every role's samples in time."""
+"""The encoding and split of LEAF's Shakespeare: 80 symbols, and a split of each role's samples in time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CODE[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS), dtype=np.ui
 
 
 def codes(text: str) -> np.ndarray:
-    """Every character's number, uint8.
+    """Return the number of each character, uint8.
 
-    LEAF looks characters up with `find`, which gives −1 for those it does not know: the last symbol. So do we; only
-    typographic quotes and dashes become plain ones first.
+    LEAF looks characters up with `find`, which returns −1 for unknown ones: the last symbol. This function does the
+    same, except that it first replaces typographic quotes and dashes with plain ones.
     """
     raw = text.translate(_TYPOGRAPHY).encode("utf-32-le", "surrogatepass")
     return _CODE[np.minimum(np.frombuffer(raw, np.uint32), 255)]
 
 
 def encode(texts: Sequence[str], length: int) -> np.ndarray:
-    """Texts of equal length as rows of numbers, (n, length)."""
+    """Encode texts of equal length as rows of numbers, (n, length)."""
     if any(len(text) != length for text in texts):
         wrong = next(text for text in texts if len(text) != length)
         raise ValueError(f"every text must be {length} characters long, got {len(wrong)}: {wrong[:40]!r}")
@@ -35,9 +35,9 @@ def encode(texts: Sequence[str], length: int) -> np.ndarray:
 
 
 def in_time(samples: int) -> tuple[int, int]:
-    """How many of a role's samples, in order, are for training, and where those for testing begin.
+    """Return the number of a role's training samples, in order, and the position of the first test sample.
 
-    As in LEAF's `split_data.py`: four fifths for training, then as many are dropped as would share text with them.
+    As in LEAF's `split_data.py`: four fifths are for training; the samples that overlap with them are dropped.
     """
     train = max(1, int(0.8 * samples))
     return train, train + WINDOW - 1

@@ -1,4 +1,4 @@
-"""What readers hand to the store: a few rows at a time, so that no set needs to fit in memory while it is read."""
+"""The items that readers yield: a few rows at a time, so that a data set does not have to fit in memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 
 LONGEST_NAME = 256
-"""Letters of an owner's name."""
+"""Maximum length of an owner's name."""
 
 _CHUNK = 8 * 2**20
 
 
 @dataclass(frozen=True)
 class SampleChunk:
-    """A few samples of one part, in the order of the file."""
+    """A few samples of the training or test part, in the order of the file."""
 
     part: Part
     x: np.ndarray
     y: np.ndarray
     owner: Sequence[str] | None = None
-    """Whose they are, where they belong to somebody."""
+    """The name of the owner of each sample, if samples have owners."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """Names that the data bring with them; comes before all chunks."""
+    """The names of classes and owners in the data; yielded before all chunks."""
 
     labels: Sequence[str] | None = None
     owners: Sequence[str] | None = None
-    """In the order of their numbers; owners that are not listed are numbered as they appear."""
+    """Owners in the order of their numbers; other owners are numbered in the order of their occurrence."""
 
 
 Items = Iterator[SampleChunk | Names]
@@ -45,34 +45,36 @@ Items = Iterator[SampleChunk | Names]
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a data set was found, and how to read it."""
+    """The place where a data set was found, and its reader."""
 
     place: str
+    """The file, folder or address."""
     identity: list[list[Any]]
-    """What changes when the data change: path, size and time of every file."""
+    """Identifies the version of the data: path, size and modification time of every file."""
     read: Callable[[], Items]
+    """Yields the samples."""
 
 
 def of_files(place: Path, files: Sequence[Path], read: Callable[[], Items]) -> Origin:
-    """The origin of data that lie in files."""
+    """Return the origin of data in files."""
     with reading(place):
         stats = [(path.resolve(), path.stat()) for path in files]
     return Origin(str(place), [[str(path), s.st_size, s.st_mtime_ns] for path, s in stats], read)
 
 
 def rows_at_once(row_bytes: int) -> int:
-    """How many rows make a chunk of some 8 MiB."""
+    """Return the number of rows of a chunk of about 8 MiB."""
     return max(1, _CHUNK // max(1, row_bytes))
 
 
 def slices(rows: int, row_bytes: int) -> Iterator[slice]:
-    """Rows 0 … rows−1, a chunk at a time."""
+    """Return slices of rows 0 … rows−1, one per chunk."""
     step = rows_at_once(row_bytes)
     return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
 
 
 def read_exactly(stream: IO[bytes], size: int) -> bytes:
-    """So many bytes, and never more, whatever a compressed stream would expand to."""
+    """Read exactly `size` bytes, so that a compressed stream cannot expand further. Raises ValueError at its end."""
     pieces, missing = [], size
     while missing and (piece := stream.read(missing)):
         pieces.append(piece)
@@ -83,8 +85,6 @@ def read_exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def check_size(what: str, size: int, limit: int) -> None:
-    """Refuse a declared size before anything is allocated for it."""
+    """Raise ValueError if a declared size exceeds the limit, before memory is allocated for it."""
     if size > limit:
-        raise ValueError(
-            f"{what} would be {size / 2**20:,.0f} MiB, more than the {limit / 2**20:,.0f} MiB an honest copy can have"
-        )
+        raise ValueError(f"{what} would be {size / 2**20:,.0f} MiB, more than the limit of {limit / 2**20:,.0f} MiB")

@@ -1,4 +1,4 @@
-"""CIFAR's binary version: records of one or two label bytes and 3,072 pixels, red, green and blue planes."""
+"""Reader of CIFAR's binary version: records of one or two label bytes and 3,072 pixels in three colour planes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PICKLES = {
 
 
 def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
-    """The files of the binary version among a folder's, or None if there is none of them."""
+    """Find the files of the binary version. Returns None if there are none; raises InvalidDataError if some miss."""
     wanted = _FILES[entry.name]
     if not any(name in names for part in PARTS for name in wanted[part]):
         return None
@@ -36,7 +36,7 @@ def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin
 
 
 def pickled(names: Mapping[str, Path], entry: CatalogEntry) -> str | None:
-    """A remark on CIFAR's Python version, if that is what lies there."""
+    """Return a hint if the files are CIFAR's Python version, which is not supported, else None."""
     found = next((names[name] for name in _PICKLES.get(entry.name, ()) if name in names), None)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""What is known of every data set of the papers: shapes, sizes, where it is published, how to tell it is unchanged."""
+"""The entries of the catalog: shape, size, place of publication and checksum of every data set of the papers."""
 
 from __future__ import annotations
 
@@ -15,52 +15,59 @@ _MEBIBYTE = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnNames:
-    """What the columns of a table are called; of several names the first that the table has is taken."""
+    """The names of the columns of a table; of several names, the first one in the table is used."""
 
     input: tuple[str, ...]
     target: tuple[str, ...] = ()
-    """Empty where the target is the input, shifted by one."""
+    """Empty if the target is the input shifted by one."""
     owner: tuple[str, ...] = ()
-    """Empty where samples belong to nobody."""
+    """Empty if samples have no owners."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CatalogEntry:
-    """One data set as it is published."""
+    """A published data set."""
 
     name: str
     kind: Kind
     shape: tuple[int, ...]
-    """Of one sample, as stored."""
+    """Shape of a stored sample."""
     classes: int
+    """Number of classes."""
     train: int
+    """Number of training samples."""
     test: int
+    """Number of test samples."""
     columns: ColumnNames
     formats: tuple[str, ...]
-    """The kinds of local files it comes in, in the order in which they are looked for; see `search.py`."""
+    """Supported formats of local files, in the order in which they are searched; see `search.py`."""
     folders: tuple[str, ...]
-    """What sub-folders that hold it are called, in small letters."""
+    """Possible names of its sub-folder, in lower case."""
     normalize: Normalize | None = None
+    """The usual normalisation of its inputs."""
     labels: tuple[str, ...] | None = None
+    """The names of the classes."""
     hub: str | None = None
+    """OWNER/NAME on the Hugging Face hub."""
     config: str | None = None
+    """The configuration on the hub."""
     checksum: str | None = None
-    """Of the decoded arrays; see `builder.checksum`."""
+    """Checksum of the decoded arrays; see `builder.checksum`."""
     resize: bool = False
-    """Whether images come in many sizes and are brought to `shape`."""
+    """Whether images have different sizes and are resized to `shape`."""
     editions: int | None = None
-    """Samples of the largest edition known, where that is not train + test."""
+    """Number of samples of the largest known edition, if it is not train + test."""
     label_bytes: int = 1
-    """Labels before each image in CIFAR's binary version; the last one counts."""
+    """Number of label bytes before each image in CIFAR's binary version; the last one is used."""
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one stored sample."""
+        """Size of a stored sample in bytes."""
         return prod(self.shape) * (2 if self.kind == "words" else 1)
 
     @property
     def limit(self) -> int:
-        """The most bytes that an honest copy may decode to: four times the published set's, and 64 MiB in any case."""
+        """Maximum decoded size in bytes: four times that of the published data set, and at least 64 MiB."""
         return max(4 * (self.editions or self.train + self.test) * self.row_bytes, 64 * _MEBIBYTE)
 
 
@@ -68,7 +75,7 @@ SYMBOLS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmn
 """The 80 characters of LEAF's Shakespeare, in its order (`models/utils/language_utils.py`)."""
 
 VOCABULARY = 10_000
-"""StackOverflow's words, the most frequent first; with padding, unknown, beginning and end: 10,004 numbers."""
+"""Number of words of StackOverflow, the most frequent ones; with padding, unknown, beginning and end: 10,004."""
 
 _FASHION = (
     "T-shirt/top",
@@ -96,11 +103,10 @@ _DIGITS, _CAPITALS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _IMAGENET = Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
-# Hub ids, configurations and columns are those of the dataset cards, read in stored copies and not tried (not
-# verified here: no network). Sizes of StackOverflow, Landmarks-User-160k (gldv2) and iNaturalist-User-120k are those
-# of TensorFlow Federated, which has them with their clients; no set of the hub's with these clients was found.
-# The checksums were computed from files whose original form (IDX; CIFAR's binary version) has the SHA-256 and MD5 sums
-# that are recorded for the original files.
+# Hub ids, configurations and columns are from stored copies of the dataset cards and were not tested online. Sizes of
+# StackOverflow, Landmarks-User-160k (gldv2) and iNaturalist-User-120k are those of TensorFlow Federated, which provides
+# them with their clients; no data set of the hub with these clients is known. The checksums were computed from files
+# with the published SHA-256 and MD5 sums of the original form (IDX; CIFAR's binary version).
 _ALL = (
     CatalogEntry(
         name="mnist",
@@ -157,7 +163,7 @@ _ALL = (
         classes=100,
         train=50_000,
         test=10_000,
-        # The channels' means and deviations as they are usually given (not computed here: there was no copy).
+        # The usual means and standard deviations of the channels (not computed from the data).
         normalize=Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
         labels=_CIFAR100,
         columns=ColumnNames(input=("img", "image"), target=("fine_label", "label")),
@@ -172,7 +178,7 @@ _ALL = (
         kind="images",
         shape=(1, 28, 28),
         classes=62,
-        train=732_849,  # about: the hub's 814,277 less one in ten of each of its writers'
+        train=732_849,  # approximate: the hub's 814,277 less one in ten of each writer's samples
         test=81_428,
         normalize=Normalize(mean=0.5, std=0.5),
         labels=tuple(_DIGITS + _CAPITALS + _CAPITALS.lower()),
@@ -186,7 +192,7 @@ _ALL = (
         kind="characters",
         shape=(80,),
         classes=len(SYMBOLS),
-        train=804_180,  # of the text that comes with fedmos
+        train=804_180,  # of the bundled text
         test=184_126,
         labels=tuple(SYMBOLS),
         columns=ColumnNames(input=("x",), target=("y",), owner=("character_id", "client_id")),

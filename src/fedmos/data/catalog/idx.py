@@ -1,4 +1,4 @@
-"""MNIST's own format: a magic number, the dimensions, and the bytes; one file each for images and labels."""
+"""Reader of the IDX format of MNIST: a magic number, the dimensions and the bytes; images and labels in two files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ FILES = "train-images-idx3-ubyte[.gz], train-labels-idx1-ubyte, t10k-images-idx3
 
 
 def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
-    """The four files among a folder's (by name in small letters), or None if there is none of them."""
+    """Find the four files. Returns None if there are none; raises InvalidDataError if some are missing.
+
+    Args:
+        folder: The folder.
+        names: Its files by lower-case name.
+        entry: The data set.
+    """
     wanted = [(part, what, d) for part in PARTS for what, d in (("images", 3), ("labels", 1))]
     found = {(part, what): _first(names, part, what, d) for part, what, d in wanted}
     if not any(found.values()):
@@ -49,18 +55,18 @@ def _read(files: Mapping[tuple[Part, str], Path], entry: CatalogEntry) -> Items:
 
 
 def images_and_labels(part: Part, xs: IO[bytes], ys: IO[bytes], shape: tuple[int, ...]) -> Items:
-    """The images and labels that follow the headers, to the last byte."""
+    """Yield the images and labels after the headers. Raises ValueError if more bytes follow."""
     pixels = prod(shape[1:])
     for rows in slices(shape[0], pixels):
         count = rows.stop - rows.start
         x = np.frombuffer(read_exactly(xs, count * pixels), np.uint8).reshape(count, *shape[1:])
         yield SampleChunk(part, x, np.frombuffer(read_exactly(ys, count), np.uint8))
     if xs.read(1) or ys.read(1):
-        raise ValueError("there is more in the file than its header says")
+        raise ValueError("the file is longer than its header declares")
 
 
 def header(stream: IO[bytes], dimensions: int, limit: int) -> tuple[int, ...]:
-    """The dimensions that a file declares."""
+    """Read the header and return the dimensions. Raises ValueError if it is invalid or too large."""
     if read_exactly(stream, 4) != bytes((0, 0, 8, dimensions)):
         raise ValueError(f"it does not begin like an IDX file of bytes in {dimensions} dimensions")
     shape = tuple(int.from_bytes(read_exactly(stream, 4), "big") for _ in range(dimensions))

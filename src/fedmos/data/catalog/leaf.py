@@ -1,4 +1,4 @@
-"""LEAF's Shakespeare: JSON files with `users` and `user_data`, whole (all_data) or already divided (train, test)."""
+"""Reader of LEAF's Shakespeare: JSON files with `users` and `user_data`, undivided (all_data) or as train and test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILES = "LEAF's all_data/*.json, or train/*.json and test/*.json"
 
 
 def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
-    """LEAF's folders in a folder, or None."""
+    """Find LEAF's folders in a folder. Returns None if there are none."""
     inside = {
         name: sorted(path for path in (folder / name).glob("*.json") if path.is_file()) for name in ("all_data", *PARTS)
     }
@@ -27,7 +27,7 @@ def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin
 
 
 def origin(place: Path, files: Sequence[Path], entry: CatalogEntry) -> Origin:
-    """Files that hold all data; samples are divided in time here."""
+    """Return the origin of files with undivided data; the reader divides the samples in time."""
     return of_files(place, files, lambda: _whole(files, entry))
 
 

@@ -1,6 +1,6 @@
-"""NAME.npz: x_train, y_train, x_test, y_test; maybe owner (whose each training sample is), and names: owners, labels.
+"""Reader of NAME.npz: x_train, y_train, x_test, y_test, and optionally owner (of each training sample), owners, labels.
 
-An npz is a zip of arrays. Members are read by name and streamed; nothing is unpacked to disk, and nothing unpickled.
+An npz file is a zip archive of arrays. Members are streamed by name; nothing is unpacked to disk or unpickled.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _NAME = 4 * LONGEST_NAME
 
 
 def origin(path: Path, entry: CatalogEntry) -> Origin:
+    """Return the origin of an npz file."""
     return of_files(path, [path], lambda: _read(path, entry))
 
 
 class _Member:
-    """An array inside the archive, read front to back."""
+    """An array in the archive, read sequentially."""
 
     def __init__(self, archive: zipfile.ZipFile, name: str, limit: int) -> None:
         try:
@@ -33,7 +34,7 @@ class _Member:
         except KeyError:
             raise ValueError(f"it has no {name}") from None
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{name} is compressed in a way that numpy does not use")  # nor can its reading be bounded
+            raise ValueError(f"{name} is compressed in a way that numpy does not use")  # its size cannot be limited
         check_size(name, info.file_size, limit + _HEADER)
         self.name, self.limit = name, limit
         self.stream = archive.open(info)
@@ -62,12 +63,12 @@ class _Member:
         return prod(self.shape[1:]) * self.dtype.itemsize
 
     def rows(self, count: int) -> np.ndarray:
-        """The next rows."""
+        """Read the next rows."""
         raw = np.frombuffer(read_exactly(self.stream, count * self.row_bytes), self.dtype)
         return raw.reshape(count, *self.shape[1:]).astype(self.dtype.newbyteorder("="), copy=False)
 
     def whole(self) -> np.ndarray:
-        """All of them, in whichever order they lie."""
+        """Read the whole array, in C or Fortran order."""
         rows = self.rows(self.shape[0])
         return rows.ravel().reshape(self.shape, order="F") if self.fortran else rows
 
@@ -79,10 +80,10 @@ def _read(path: Path, entry: CatalogEntry) -> Items:
         for part in PARTS:
             x, y = (_Member(archive, f"{letter}_{part}", entry.limit) for letter in "xy")
             if x.shape[0] != y.shape[0]:
-                raise ValueError(f"{x.shape[0]} samples do not go with {y.shape[0]} labels ({part})")
+                raise ValueError(f"{x.shape[0]} samples do not match {y.shape[0]} labels ({part})")
             if part == "train" and owner is not None and len(owner) != x.shape[0]:
-                raise ValueError(f"{x.shape[0]} training samples do not go with {len(owner)} owners")
-            # An array in Fortran's order has no rows to read one after the other.
+                raise ValueError(f"{x.shape[0]} training samples do not match {len(owner)} owners")
+            # An array in Fortran order cannot be read row by row.
             held = [member.whole() if member.fortran else None for member in (x, y)]
             for rows in slices(x.shape[0], max(x.row_bytes, y.row_bytes)):
                 xs, ys = (
@@ -96,7 +97,7 @@ def _read(path: Path, entry: CatalogEntry) -> Items:
 
 
 def _names(archive: zipfile.ZipFile, entry: CatalogEntry) -> tuple[list[str] | None, Names]:
-    """Every training sample's owner by name; and the owners and labels in order, as far as the file says."""
+    """Return the name of each training sample's owner, and the names of owners and labels, where the file has them."""
     given = {name: _whole(archive, name, entry.limit) for name in ("owner", "owners", "labels")}
     owner, listed, labels = given["owner"], given["owners"], given["labels"]
     if labels is not None and (labels.dtype.kind != "U" or labels.shape != (entry.classes,)):

@@ -1,4 +1,4 @@
-"""Tables in parquet files, as the hub keeps them: train-00000-of-00002.parquet, test-….parquet. Needs pyarrow."""
+"""Reader of parquet files named as on the hub: train-00000-of-00002.parquet, test-….parquet. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FILES = "train-*.parquet and test-*.parquet"
 _NAME = re.compile(r"(train|test)([-_.].*)?\.parquet")
 _OF = re.compile(r"-of-(\d{1,6})\b")
 _BATCH = 64 * 2**20
-"""A batch of rows may decode to so many bytes."""
+"""Maximum decoded size of a batch of rows, in bytes."""
 
 
 def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
-    """The parts among a folder's files, or in its sub-folders train and test; None if there is no part for training."""
+    """Find the training and test files in a folder or its sub-folders train and test. Returns None without training."""
     files: dict[Part, list[Path]] = {
         part: [names[n] for n in sorted(names) if (match := _NAME.fullmatch(n)) and match[1] == part]
         or sorted(p for p in (folder / part).glob("*.parquet") if p.is_file())
@@ -38,12 +38,13 @@ def find(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin
 
 
 def origin(place: Path, files: Mapping[Part, Sequence[Path]], entry: CatalogEntry) -> Origin:
+    """Return the origin of parquet files."""
     every = [path for part in PARTS for path in files.get(part, ())]
     return of_files(place, every, lambda: items(_ParquetTable(place, files, entry), entry))
 
 
 class _ParquetTable(SampleTable):
-    """Parquet files as a table. What they declare is checked before anything is read."""
+    """Parquet files as a table. Declared sizes are checked before data are read."""
 
     def __init__(self, place: Path, files: Mapping[Part, Sequence[Path]], entry: CatalogEntry) -> None:
         self.place = str(place)
@@ -58,11 +59,11 @@ class _ParquetTable(SampleTable):
         arrow, parquet = (needs(module, "pyarrow", "read parquet") for module in ("pyarrow", "pyarrow.parquet"))
         with reading(path):
             try:
-                # Pages are read as they are needed, not a whole row group (which may be the whole file) ahead.
+                # Read pages on demand, not a whole row group (possibly the whole file) in advance.
                 options = {"pre_buffer": False, "buffer_size": 2**20, "thrift_string_size_limit": 2**24}
                 with parquet.ParquetFile(path, **options) as file:
                     yield file
-            except arrow.ArrowException as error:  # not all of them are ValueErrors
+            except arrow.ArrowException as error:  # some are not ValueErrors
                 raise ValueError(str(error).split("\n")[0]) from error
 
     def rows(self, part: Part) -> int:
@@ -79,11 +80,11 @@ class _ParquetTable(SampleTable):
                 if missing:
                     raise ValueError(f"it has no column {missing[0]}")
                 largest = self._largest(file.metadata, columns)
-                # A value may stand once in the file and for every row, so the largest chunk bounds a row, not a batch.
+                # A value can be stored once and used in every row, so the largest chunk bounds a row, not a batch.
                 yield from file.iter_batches(min(size, max(1, _BATCH // max(1, largest))), columns=list(columns))
 
     def _largest(self, metadata: Any, columns: Sequence[str]) -> int:
-        """The largest chunk of a column, in bytes; the sum must be within the limit."""
+        """Return the size of the largest column chunk in bytes. Raises ValueError if the sum exceeds the limit."""
         chunks = [
             chunk.total_uncompressed_size
             for group in map(metadata.row_group, range(metadata.num_row_groups))

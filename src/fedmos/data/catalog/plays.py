@@ -1,4 +1,4 @@
-"""A text of plays as speaking roles, and each role's text as windows that predict their next character."""
+"""Reader of the text of plays: the text of each speaking role as windows with their next character as target."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from .errors import reading
 
 _TEXT = "tinyshakespeare.txt"
 _LARGEST = 16 * 2**20
-# "First Citizen:" as in the text that comes with fedmos; "FIRST CITIZEN." as in Project Gutenberg's.
+# "First Citizen:" in the bundled text; "FIRST CITIZEN." in Project Gutenberg's.
 _HEADINGS = (re.compile(r"(\S[^:\n]{0,60}):"), re.compile(r"([A-Z][A-Z’' ,-]{1,60})\."))
 
 
 def bundled(entry: CatalogEntry) -> Origin:
-    """The text that comes with fedmos: a million characters from Shakespeare's plays."""
+    """Return the origin of the bundled text: a million characters from Shakespeare's plays."""
     text = resources.files("fedmos.data").joinpath("texts", _TEXT).read_bytes()
     identity = [[f"fedmos:{_TEXT}", hashlib.sha256(text).hexdigest()]]
     return Origin(f"fedmos ({_TEXT})", identity, lambda: _windows(roles(text.decode("utf-8"))))
 
 
 def origin(path: Path, entry: CatalogEntry) -> Origin:
+    """Return the origin of a text file."""
     return of_files(path, [path], lambda: _read(path))
 
 
@@ -42,10 +43,10 @@ def _read(path: Path) -> Items:
 
 
 def roles(text: str) -> dict[str, str]:
-    """Every role's speeches, joined by newlines in their order.
+    """Return the speeches of each role, joined by newlines in their order.
 
-    A role is a name: two messengers of two plays are one. A block of lines without a name continues the speech
-    before it.
+    A role is identified by its name: messengers of two plays are one role. A block of lines without a name continues
+    the speech before it.
     """
     blocks = re.split(r"\n\s*\n", text.replace("\r\n", "\n"))
     styles = [[style.fullmatch(block.strip().split("\n")[0].strip()) for block in blocks] for style in _HEADINGS]
@@ -67,7 +68,7 @@ def _windows(texts: Mapping[str, str]) -> Items:
 
 
 def windows(name: str, text: np.ndarray) -> Iterator[SampleChunk]:
-    """A role's windows of 80 characters, at every place, and the character that follows each."""
+    """Yield all windows of 80 characters of a role's text, and the character that follows each."""
     samples = len(text) - WINDOW
     if samples < 1:
         return

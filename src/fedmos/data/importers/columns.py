@@ -1,6 +1,6 @@
-"""ColumnRoles of a table as inputs, targets and owners of samples.
+"""Conversion of the columns of a table to inputs, targets and owners of samples.
 
-A table is anything with named columns that turn into numpy arrays: a pandas or polars frame, a pyarrow table.
+A table is an object with named columns that convert to NumPy arrays: a pandas or polars frame, a pyarrow table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TARGETS = ("label", "labels", "target", "y", "fine_label", "character")
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """Which columns are what."""
+    """The names of the columns by role."""
 
     client: Hashable | None
     target: Hashable
@@ -30,7 +30,7 @@ class ColumnRoles:
 
 
 def names_of(table: Any) -> list[Hashable]:
-    """The columns' names, which in pandas may be numbers."""
+    """Return the names of the columns, which in pandas can be numbers."""
     return list(table.column_names if hasattr(table, "column_names") else table.columns)
 
 
@@ -41,12 +41,24 @@ def choose(
     target: Hashable | None,
     inputs: Hashable | Sequence[Hashable] | None,
 ) -> ColumnRoles:
-    """The columns asked for, or the obvious ones."""
+    """Return the requested columns, with defaults for those that are None.
+
+    Args:
+        caller: The name of the public function, for errors.
+        table: The table.
+        client: The column of clients.
+        target: The column of targets (default: the first column with a usual name).
+        inputs: The columns of inputs (default: all other columns).
+
+    Raises:
+        ValueError: If a column does not exist, or there is no default.
+    """
     names = names_of(table)
     listed = ", ".join(map(str, names))
     wanted_inputs = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    asked = [("client_column", client), ("target_column", target), *(("input_columns", i) for i in wanted_inputs or [])]
-    for field, wanted in asked:
+    requested = [("client_column", client), ("target_column", target)]
+    requested += [("input_columns", name) for name in wanted_inputs or []]
+    for field, wanted in requested:
         if wanted is not None and wanted not in names:
             hint = suggest(str(wanted), map(str, names))
             raise ValueError(f"{caller}: '{field}' must be one of {listed}, got {wanted!r}{hint}")
@@ -61,12 +73,12 @@ def choose(
 
 
 def array_of(table: Any, name: Hashable) -> np.ndarray:
-    """One column; whatever numpy has no type for becomes objects, unless all are plain numbers."""
+    """Return a column as an array; of dtype object if NumPy has no dtype for its values."""
     column = table[name]
     kind = str(getattr(column, "dtype", ""))
-    if kind == "category":  # pandas gives codes their values' type
+    if kind == "category":  # to_numpy would change the type of the values
         column = column.astype(object)
-    if kind.startswith("Struct"):  # polars has no numpy form for these
+    if kind.startswith("Struct"):  # polars does not convert structs to NumPy
         return _objects(column.to_list())
     values = np.asarray(column.to_numpy())
     if values.dtype == object and len(values) and all(type(v) in (bool, int, float) for v in values):
@@ -81,7 +93,7 @@ def _objects(items: Sequence[Any]) -> np.ndarray:
 
 
 def inputs_of(caller: str, table: Any, names: Sequence[Hashable]) -> np.ndarray:
-    """(n, …): numbers side by side as float32, or one column of lists or images as it is."""
+    """Return the inputs, (n, …): columns of numbers stacked as float32, or one column of lists or images."""
     if len(names) == 1:
         column = array_of(table, names[0])
         if column.dtype == object or column.ndim > 1:
@@ -99,12 +111,14 @@ def inputs_of(caller: str, table: Any, names: Sequence[Hashable]) -> np.ndarray:
         x = np.stack(columns, axis=1).astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(x).all(0))
     if len(bad):
-        raise ValueError(f"{caller}: column '{names[bad[0]]}' must hold finite numbers, got NaN, infinity or nothing")
+        raise ValueError(
+            f"{caller}: column '{names[bad[0]]}' must hold finite numbers, got NaN, infinity or missing values"
+        )
     return x
 
 
 def _stacked(caller: str, name: Hashable, column: np.ndarray) -> np.ndarray:
-    """Lists of one length, or encoded images of one size, as an array."""
+    """Stack lists of one length, or encoded images of one size, in an array."""
     items = list(column)
     first = items[0] if items else None
     if isinstance(first, str) or first is None:
@@ -133,7 +147,7 @@ def _stacked(caller: str, name: Hashable, column: np.ndarray) -> np.ndarray:
 
 def _image(item: Any) -> np.ndarray:
     data = item.get("bytes") if isinstance(item, dict) else item
-    if not isinstance(data, bytes):  # a path in somebody's file is not ours to open
+    if not isinstance(data, bytes):  # paths in data are never opened
         raise ValueError("an image must come as bytes, got none")
     pixels: np.ndarray = decode(data)
     return pixels
@@ -141,12 +155,12 @@ def _image(item: Any) -> np.ndarray:
 
 def _list(item: Any) -> np.ndarray:
     if item is None:
-        raise ValueError("a list of numbers is wanted, got None")
+        raise ValueError("it must be a list of numbers, got None")
     row = np.array(item.tolist() if isinstance(item, np.ndarray) and item.dtype == object else item)
     if row.dtype == object:  # lists of arrays
         row = np.stack([_list(part) for part in item])
     if row.ndim == 0 or row.dtype.kind not in "biuf":
-        raise ValueError(f"a list of numbers is wanted, got {item!r:.60}")
+        raise ValueError(f"it must be a list of numbers, got {item!r:.60}")
     if row.dtype.kind == "f":
         with np.errstate(over="ignore"):
             row = row.astype(np.float32)
@@ -156,25 +170,25 @@ def _list(item: Any) -> np.ndarray:
 
 
 def targets_of(caller: str, name: Hashable, column: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
-    """Class numbers (int64) or real targets (float32), and the classes' names where they had any."""
+    """Return class numbers (int64) or real targets (float32), and the names of the classes if they are strings."""
     if column.dtype.kind in "iub":
         return column.astype(np.int64), None
     if column.dtype.kind == "f":
         with np.errstate(over="ignore"):
             column = column.astype(np.float32)
         if not np.isfinite(column).all():
-            raise ValueError(f"{caller}: column '{name}' must hold finite numbers, got NaN, infinity or nothing")
+            raise ValueError(f"{caller}: column '{name}' must hold finite numbers, got NaN, infinity or missing values")
         return column, None
     if column.dtype == object and len(column) and not isinstance(column[0], str):
         return _stacked(caller, name, column), None
-    labels, y = numbered(caller, name, column)
+    labels, y = encode(caller, name, column)
     return y, labels
 
 
-def numbered(caller: str, name: Hashable, column: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """Distinct values in sorted order, as words, and each row's number among them."""
-    if column.ndim != 1 or any(map(_missing, column)):
-        raise ValueError(f"{caller}: column '{name}' must hold one value in each row, got nothing in some")
+def encode(caller: str, name: Hashable, column: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return the distinct values in sorted order, as strings, and the index of each row's value among them."""
+    if column.ndim != 1 or any(map(_is_missing, column)):
+        raise ValueError(f"{caller}: column '{name}' must hold one value in each row, got missing values")
     try:
         distinct, number = np.unique(column, return_inverse=True)
     except TypeError:
@@ -182,8 +196,8 @@ def numbered(caller: str, name: Hashable, column: np.ndarray) -> tuple[list[str]
     return [str(v) for v in distinct], number
 
 
-def _missing(v: Any) -> bool:
-    """None, NaN, and what pandas and numpy write for nothing."""
+def _is_missing(v: Any) -> bool:
+    """Return whether the value is None, NaN, or a missing value of pandas or NumPy."""
     if isinstance(v, np.datetime64 | np.timedelta64):
         return bool(np.isnat(v))
     return v is None or type(v).__name__ in ("NAType", "NaTType") or (isinstance(v, float) and v != v)
@@ -192,25 +206,37 @@ def _missing(v: Any) -> bool:
 def dataset_from(
     caller: str, name: str, table: Any, test: Any, columns: ColumnRoles, labels: list[str] | None
 ) -> Dataset:
-    """A data set from a table for training and maybe one for testing; `labels` are the classes' names if known."""
+    """Build a data set from tables.
+
+    Args:
+        caller: The name of the public function, for errors.
+        name: The name of the data set.
+        table: The training samples.
+        test: The test samples, or None.
+        columns: The columns of `table`.
+        labels: The names of the classes, if known.
+
+    Raises:
+        ValueError: If a table or column is invalid.
+    """
     if not len(table):
         raise ValueError(f"{caller}: the table must have rows, got none")
-    x, (y, words) = (
-        inputs_of(caller, table, columns.inputs),
-        targets_of(caller, columns.target, array_of(table, columns.target)),
-    )
+    x = inputs_of(caller, table, columns.inputs)
+    y, words = targets_of(caller, columns.target, array_of(table, columns.target))
     x_test = y_test = None
     if test is not None:
         if not len(test):
             raise ValueError(f"{caller}: the test table must have rows, got none")
         x_test = inputs_of(caller, test, columns.inputs)
         column = array_of(test, columns.target)
-        y_test = _same_targets(caller, columns.target, column, y) if words is None else _coded(caller, column, words)
+        y_test = (
+            _same_targets(caller, columns.target, column, y) if words is None else _encode_known(caller, column, words)
+        )
         if x_test.shape[1:] != x.shape[1:]:
             raise ValueError(f"{caller}: test inputs must have shape {x.shape[1:]}, got {x_test.shape[1:]}")
     owner = owners = None
     if columns.client is not None:
-        owners, owner = numbered(caller, columns.client, array_of(table, columns.client))
+        owners, owner = encode(caller, columns.client, array_of(table, columns.client))
     images = x.ndim == 4 and x.dtype == np.uint8
     return Dataset(
         name,
@@ -225,17 +251,17 @@ def dataset_from(
     )
 
 
-def _coded(caller: str, column: np.ndarray, words: list[str]) -> np.ndarray:
-    """Test labels by the numbers that training labels have."""
+def _encode_known(caller: str, column: np.ndarray, words: list[str]) -> np.ndarray:
+    """Return the test labels as indices into the training labels."""
     known = {word: number for number, word in enumerate(words)}
-    strange = sorted({str(v) for v in column} - known.keys())
-    if strange:
-        raise ValueError(f"{caller}: test targets must be among the training targets, got {strange[0]!r}")
+    unknown = sorted({str(v) for v in column} - known.keys())
+    if unknown:
+        raise ValueError(f"{caller}: test targets must be among the training targets, got {unknown[0]!r}")
     return np.array([known[str(v)] for v in column], dtype=np.int64)
 
 
 def _same_targets(caller: str, name: Hashable, column: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Test targets of the kind that training targets are."""
+    """Return the test targets in the dtype of the training targets. Raises ValueError if that is not possible."""
     tested, words = targets_of(caller, name, column)
     if words is not None or (y.dtype.kind == "i" and tested.dtype.kind != "i" and np.any(tested % 1)):
         raise ValueError(f"{caller}: test targets must be {y.dtype} as the training targets are, got {_kind(column)}")

@@ -21,6 +21,7 @@ def dataset_from_frame(
     inputs: Hashable | Sequence[Hashable] | None,
     test: Any,
 ) -> Dataset:
+    """Read a table; see `FederatedData.from_frame`."""
     table, tested = _table(frame, "frame"), None if test is None else _table(test, "test")
     columns = choose(_CALLER, table, client, target, inputs)
     if tested is not None:
@@ -36,7 +37,7 @@ def _table(given: Any, field: str) -> Any:
             return parquet.read_table(given)
         except FileNotFoundError:
             raise FileNotFoundError(f"Cannot read {given} because it does not exist") from None
-        except Exception as error:  # pyarrow's own kinds, of which there are many
+        except Exception as error:  # pyarrow raises many types of exceptions
             raise ValueError(f"Cannot read {given} because it is not a valid parquet file: {error}") from error
     if hasattr(given, "collect"):  # a lazy polars frame
         given = given.collect()

@@ -21,7 +21,11 @@ def dataset_from_hf(
     test: Any,
     partition: Partition | None,
 ) -> tuple[Dataset, Partition | None]:
-    """The data set, and the partition with a Flower partitioner already applied."""
+    """Read a Hugging Face data set; see `FederatedData.from_hf`.
+
+    Returns:
+        The data set and the partition; a Flower partitioner has been applied and is returned as `Fixed`.
+    """
     if isinstance(dataset, dict):  # a DatasetDict
         if "train" not in dataset:
             raise ValueError(f"{_CALLER}: 'dataset' must have a split 'train', got {', '.join(dataset) or 'none'}")
@@ -36,7 +40,7 @@ def dataset_from_hf(
         scheme = Fixed(rows_of(partition, dataset))
         used = getattr(partition, "_partition_by", None)
         if inputs is None and used not in (None, client, target) and used in dataset.column_names:
-            dataset = dataset.remove_columns(used)  # it says caller, not what
+            dataset = dataset.remove_columns(used)  # it identifies the client and is not an input
     columns = choose(_CALLER, dataset, client, target, inputs)
     tested = None if test is None else test.with_format("arrow")[:]
     names = getattr(dataset.features[columns.target], "names", None)
