@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core.losses import per_sample
 from ..data.federated import FederatedData
 from ..engine.graphs import Graphs
 from ..engine.inference import SAMPLES_AT_ONCE, evaluation_mode, samples_at_once
 from ..engine.program import Compiled
 from ..engine.ranks import Ranks
 from ..engine.task import Task
-from .measurable import has_classes, measurable
+from .measurable import correctness, measurable
+from .measurable import has_classes as has_classes
 from .per_client import client_accuracy
 
 _RECORDED = 64
@@ -31,7 +31,8 @@ class Evaluator:
     """Computes losses and accuracies of models (R, D) in evaluation mode: (R, k), float64, in the order of `names`.
 
     train_loss is the objective Σ p_i f_i over all clients. Accuracies exist where targets are class numbers and outputs
-    have a score per class; the accuracy of a sequence is the fraction of correct positions, without padding.
+    have a score per class, and for a binary cross-entropy of one logit with targets 0 and 1; the accuracy of a sequence
+    is the fraction of correct positions, without padding.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Evaluator:
         compiled = task.compiled and self._graphs is not None
         self._each: Callable[..., Tensor] = Compiled(self._scores) if compiled else self._scores
         self._at_once: int | None = None
+        self._correct = correctness(task)
         self.names = [name for name in measurable(task) if train or not name.startswith("train_")]
 
     @classmethod
@@ -147,10 +149,9 @@ class Evaluator:
     def _score(self, x: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = self._task.model(x, inputs)
         losses = self._task.loss.each_or_loop(outputs, targets)
-        if not has_classes(outputs, targets):
+        if self._correct is None:
             return losses[None].to(torch.float64)
-        right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
-        return torch.stack([losses.to(torch.float64), right])
+        return torch.stack([losses.to(torch.float64), self._correct(outputs, targets)])
 
 
 def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.losses import per_sample
 from ..engine.inference import evaluation_mode, samples_at_once
 from ..engine.task import Task
-from .measurable import measurable
+from .measurable import correctness
 
 _MOST = 201
 """The largest number of points of the distribution that a run stores."""
@@ -37,7 +36,8 @@ def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
 
 def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
     """Return the accuracy of x on each client's training samples, (N,); None without classes."""
-    if "train_accuracy" not in measurable(task):
+    correct = correctness(task)
+    if correct is None:
         return None
     owner = torch.repeat_interleave(torch.arange(len(task.data)), task.data.sizes)
     hits = torch.zeros(len(task.data), dtype=torch.float64)
@@ -45,6 +45,5 @@ def client_accuracies(task: Task, x: Tensor) -> Tensor | None:
         for part in torch.arange(len(owner)).split(samples_at_once(task, x)):
             inputs, targets = task.samples(part.to(x.device))
             outputs = task.model(x, task.model.laid_out(inputs))
-            right = per_sample((outputs.argmax(1) == targets).to(torch.float64), targets)
-            hits.index_add_(0, owner[part], right.cpu())
+            hits.index_add_(0, owner[part], correct(outputs, targets).cpu())
     return hits / task.data.sizes
