@@ -1,4 +1,4 @@
-"""How different the clients of a federation are at a model: the constants of the papers' assumptions, and drift."""
+"""Heterogeneity of the clients at a model: the constants of the papers' assumptions, and drift."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from ...run.preflight import check_fit
 from ...selection import Full
 
 _NUMBERS_AT_ONCE = 2**24
-"""Per-sample gradients are held in chunks of so many numbers."""
+"""Size of the chunks, in numbers, in which per-sample gradients are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heterogeneity:
-    """The left-hand sides of the papers' bounds, at one model. ∇f_i is client i's gradient on all its data.
+    """The left-hand sides of the papers' bounds at one model. ∇f_i is client i's gradient on all its data.
 
-    A bound that must hold "for each client" is the largest value over clients, one on a mean the mean.
+    For a bound that must hold for each client, the value is the maximum over clients; for a bound on a mean, the mean.
     """
 
     clients: int
-    """How many clients were looked at."""
+    """Number of clients measured."""
     sigma2: float
     """σ²: max_i E‖g_i(ξ) − ∇f_i‖², the variance of a mini-batch gradient (FedMoS Assumption 2, FedCM's σ_l² in its
     Assumption 4, GHBM 4.1, Power-of-Choice 3.3)."""
@@ -56,7 +56,7 @@ class Heterogeneity:
     second_moment: float
     """max_i E‖g_i(ξ)‖², which Power-of-Choice's Assumption 3.4 bounds by its own G²."""
     dissimilarity: float
-    """Σ p_i ‖∇f_i‖² / ‖∇f‖²: FedProx's B², one where clients agree."""
+    """Σ p_i ‖∇f_i‖² / ‖∇f‖²: FedProx's B²; one if clients agree."""
     drift: float | None
     """ε_t as FedCM defines it, (1/KN) Σ_i Σ_k ‖y_i^k − x‖² over k = 0 … K−1; None unless a step size was given."""
     drift_shadow: float | None
@@ -78,17 +78,34 @@ def heterogeneity(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Heterogeneity:
-    """Measure how different clients are at the weights that `model` has.
+    """Measure the heterogeneity of clients at the weights of `model`.
+
+    Gradients are computed in evaluation mode and without augmentation; drift as in a run.
 
     Args:
-        batch_size: of the mini-batches, drawn without replacement; None for all local data, where σ² is zero.
-        algorithm, lr: whose local steps drift is measured of, in its first round; `lr` alone means FedAvg's.
-            Neither: drift is left out.
-        local_steps: K.
-        clients: how many clients to look at, drawn at random; which; or None for all. Where it is not all, importances
-            are scaled to sum to one over those.
+        model: A module; its current weights are the point of measurement.
+        data: The federation.
+        batch_size: Size of the mini-batches, drawn without replacement; None for all local data, for which σ² is zero.
+        algorithm: The algorithm of whose first round drift is measured.
+        lr: Step size of FedAvg, in place of `algorithm`. If both are None, drift is not measured.
+        local_steps: Local steps K of the round.
+        clients: Number of clients to measure, drawn at random; a list of clients; or None for all. Unless it is all,
+            importances are scaled to sum to one over these clients.
+        loss: As in `fm.run`.
+        seed: Seed of the draws.
+        device: Where to compute.
+        dtype: torch.float32 or torch.float64.
 
-    Gradients are taken in evaluation mode and without augmentation; drift as in a run.
+    Returns:
+        A `Heterogeneity`.
+
+    Raises:
+        ValueError: If an argument is invalid, or the model does not fit the data.
+
+    Example:
+        >>> found = fm.analysis.heterogeneity(model, data, batch_size=10, lr=0.1, local_steps=5)
+        >>> found.dissimilarity > 1
+        True
     """
     require("heterogeneity", "batch_size", batch_size, count | none)
     require("heterogeneity", "local_steps", local_steps, count)
@@ -109,14 +126,14 @@ def heterogeneity(
         batch_size=batch_size,
     )
     check_fit(task)
-    ids = _looked_at(clients, len(data), seed)
+    ids = _measured_clients(clients, len(data), seed)
     with torch.no_grad():
         own, squares = _gradients(task, ids)
         drift = (None, None) if algorithm is None else _drift(task, algorithm, ids)
     return _measures(task, ids, own, squares, *drift)
 
 
-def _looked_at(clients: int | Sequence[int] | None, N: int, seed: int) -> Tensor:
+def _measured_clients(clients: int | Sequence[int] | None, N: int, seed: int) -> Tensor:
     numbers = Rule(
         f"a number of clients, clients from 0 to {N - 1}, or None",
         lambda v: (
@@ -135,7 +152,7 @@ def _looked_at(clients: int | Sequence[int] | None, N: int, seed: int) -> Tensor
 
 
 def _gradients(task: Task, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Each client's gradient, (M, D), and the mean of its samples' squared gradient norms, (M,), both float64."""
+    """Return each client's gradient, (M, D), and the mean of its samples' squared gradient norms, (M,), float64."""
     x, model = task.model.initial(), task.model
 
     def one(y: Tensor, inputs: Tensor, target: Tensor) -> Tensor:
@@ -172,18 +189,18 @@ def _measures(
     p = task.data.importance[ids].to(own)
     p = p / p.sum() if float(p.sum()) > 0 else torch.full_like(p, 1 / len(p))
     norms = (own**2).sum(1)
-    spread = (squares - norms).clamp(min=0)  # of single samples
+    spread = (squares - norms).clamp(min=0)  # variance of the gradient of one sample
     B = n if task.batch_size is None else n.clamp(max=task.batch_size)
     variance = spread / B * (n - B) / (n - 1).clamp(min=1)  # without replacement
     weighted = p @ own
-    apart = ((own - own.mean(0)) ** 2).sum(1).mean()
+    deviation = ((own - own.mean(0)) ** 2).sum(1).mean()
     total = (weighted**2).sum()
     return Heterogeneity(
         clients=len(ids),
         sigma2=float(variance.max()),
         zeta2=float(((own - weighted) ** 2).sum(1).max()),
-        sigma_g2=float(apart),
-        G2=float(apart),
+        sigma_g2=float(deviation),
+        G2=float(deviation),
         gradient2=float(total),
         second_moment=float((variance + norms).max()),
         dissimilarity=float(p @ norms / total) if float(total) > 0 else 1.0 if float(p @ norms) == 0 else math.inf,
@@ -193,13 +210,13 @@ def _measures(
 
 
 def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]:
-    """FedCM's and GHBM's ε in the first round, over clients `ids`."""
+    """Return FedCM's and GHBM's ε of the first round, over clients `ids`."""
     K = task.local_steps or 1
     clients = ClientStore(initial_client_state(algorithm, task.model.initial()), len(task.data))
     backend = LocalBackend(task, algorithm, choose_plan("auto", task, len(ids)), clients=clients)
     run = FederatedState(task=task, algorithm=algorithm, selector=Full(), backend=backend)
     task.model.module.train()
-    # The shadow: everyone's gradient at one common point, averaged, step by step.
+    # The shadow sequence: SGD with the mean gradient of all clients at one common point.
     shadow = [run.x]
     own = [backend.executor.gradient(chunk, run.t) for chunk in backend.executor.chunks(ids)]
     for k in range(K):
@@ -208,12 +225,12 @@ def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]
             gradient.k = k
             mean += gradient.unrows(gradient(gradient.start(shadow[-1])), len(gradient.chunk.ids)).sum(0) / len(ids)
         shadow.append(shadow[-1] - algorithm.lr * mean)
-    away = torch.zeros(2, dtype=torch.float64)
+    distance = torch.zeros(2, dtype=torch.float64)
 
-    def watch(gradient: LocalGradient, k: int, y: Tensor, y_next: Tensor) -> None:
-        away[0] += float(((y - run.x) ** 2).sum())
-        away[1] += float(((y_next - shadow[k + 1]) ** 2).sum())
+    def observe(gradient: LocalGradient, k: int, y: Tensor, y_next: Tensor) -> None:
+        distance[0] += float(((y - run.x) ** 2).sum())
+        distance[1] += float(((y_next - shadow[k + 1]) ** 2).sum())
 
-    dry_run(run, Cohort.of(ids, task.data.importance[ids], task.data), watch)
-    drift, apart = (away / (len(ids) * K)).tolist()
-    return drift, apart
+    dry_run(run, Cohort.of(ids, task.data.importance[ids], task.data), observe)
+    drift, drift_shadow = (distance / (len(ids) * K)).tolist()
+    return drift, drift_shadow

@@ -1,4 +1,4 @@
-"""What selection does to an average: its variance, and Power-of-Choice's measures of bias."""
+"""Effects of client selection on an average: its variance, and Power-of-Choice's measures of bias."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from ...selection.selector import Selector, View
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Mean and variance of each client's aggregation weight in one round."""
+    """Mean and variance of each client's aggregation weight in one round; see `sampling_variance`."""
 
     mean: Tensor
+    """(N,)."""
     variance: Tensor
+    """(N,)."""
     exact: bool
-    """Closed form, or estimated from draws."""
+    """Whether the values are a closed form, or else estimated from draws."""
 
     @property
     def total(self) -> float:
@@ -36,10 +38,25 @@ def sampling_variance(
     draws: int = 10_000,
     seed: int = 0,
 ) -> Sampling:
-    """Mean and variance of the weights that `selector` gives to clients of importances p.
+    """Return mean and variance of the weights that a selector gives to clients.
 
-    Closed form for Uniform (unbiased), MD, ACS and Full (FedMoS eqs. (25)–(28)); for others, and for
-    selectors that ask for `losses`, estimated from so many draws.
+    Uniform (unbiased), MD, ACS and Full have a closed form (FedMoS eqs. (25)–(28)). For other selectors, the values are
+    estimated from draws.
+
+    Args:
+        selector: The selector.
+        p: Importances of the clients.
+        n: Numbers of samples of the clients (default: one each).
+        losses: Local losses, for selectors that request them.
+        draws: Number of draws of an estimate.
+        seed: Seed of the draws.
+
+    Returns:
+        A `Sampling`.
+
+    Example:
+        >>> fm.analysis.sampling_variance(fm.Uniform(m=4, weights="unbiased"), torch.full((8,), 1 / 8)).total
+        0.125
     """
     p = torch.as_tensor(p, dtype=torch.float64)
     known = _closed_form(selector, p)
@@ -67,7 +84,20 @@ def _closed_form(selector: Selector, p: Tensor) -> Sampling | None:
 def draw_weights(
     selector: Selector, p: Tensor, n: Tensor | None, losses: Tensor | None, draws: int, seed: int = 0
 ) -> Tensor:
-    """(draws, N): the weights of so many rounds, all at one model with the given local losses."""
+    """Return the weights of so many rounds, (draws, N), all at one model with the given local losses.
+
+    Args:
+        selector: The selector.
+        p: Importances of the clients.
+        n: Numbers of samples of the clients (default: one each).
+        losses: Local losses, for selectors that request them.
+        draws: Number of rounds.
+        seed: Seed of the draws.
+
+    Example:
+        >>> fm.analysis.draw_weights(fm.MD(m=5), torch.full((10,), 0.1), None, None, draws=3).sum(1)
+        tensor([1., 1., 1.], dtype=torch.float64)
+    """
     N = len(p)
     weights = torch.zeros(draws, N, dtype=torch.float64)
     unknown = torch.full((N,), torch.nan, dtype=torch.float64)
@@ -97,11 +127,26 @@ def selection_skew(
     draws: int = 10_000,
     seed: int = 0,
 ) -> float | Tensor:
-    """ρ(S(π, w), w′) = E[Σ_S w_k (F_k(w′) − F_k*)] / Σ p_k (F_k(w′) − F_k*) (Power-of-Choice, eq. (5)).
+    """Return ρ(S(π, w), w′) = E[Σ_S w_k (F_k(w′) − F_k*)] / Σ p_k (F_k(w′) − F_k*) (Power-of-Choice, eq. (5)).
 
-    `losses` are F_k(w), by which clients are chosen, `losses_at` F_k(w′), by default the same, or a row of
-    them for each of several points; `best` is F_k*. One for unbiased selection; larger where clients with
-    high loss are preferred.
+    The skew of unbiased selection is one; it is larger if clients with a high loss are preferred.
+
+    Args:
+        selector: The selector π.
+        p: Importances of the clients.
+        losses: F_k(w), by which clients are chosen.
+        losses_at: F_k(w′), or a row of them for each of several points w′ (default: `losses`).
+        best: F_k*.
+        draws: Number of draws, if the selector has no closed form.
+        seed: Seed of the draws.
+
+    Returns:
+        The skew, or a tensor with the skew at each point of `losses_at`.
+
+    Example:
+        >>> p, losses = torch.full((4,), 0.25), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+        >>> fm.analysis.selection_skew(fm.PowerOfChoice(m=1, d=4), p, losses)
+        1.6
     """
     p = torch.as_tensor(p, dtype=torch.float64)
     known = _closed_form(selector, p)
@@ -113,25 +158,39 @@ def selection_skew(
 
 @dataclass(frozen=True, kw_only=True)
 class SkewBounds:
-    """The two numbers that Power-of-Choice's bound depends on."""
+    """The two numbers of Power-of-Choice's convergence bound; see `skew_bounds`."""
 
     rho: float
-    """ρ = min over w, w′ of ρ(S(π, w), w′): how much faster."""
+    """ρ = min over w, w′ of ρ(S(π, w), w′): the speed-up."""
     rho_tilde: float
-    """ρ̃ = max over w of ρ(S(π, w), w*): how biased, relative to ρ."""
+    """ρ̃ = max over w of ρ(S(π, w), w*): the bias, relative to ρ."""
 
     @property
     def bias(self) -> float:
+        """ρ̃ / ρ."""
         return self.rho_tilde / self.rho
 
 
 def skew_bounds(
     selector: Selector, problem: Quadratic, points: int = 3, radius: float = 2.0, draws: int = 2_000, seed: int = 0
 ) -> SkewBounds:
-    """ρ and ρ̃ of a quadratic problem, by search over a grid around its optimum (Power-of-Choice, Appendix F).
+    """Return ρ and ρ̃ of a quadratic problem, by search over a grid around its optimum (Power-of-Choice, Appendix F).
 
-    The grid has `points` values in each dimension, up to `radius` times the largest distance of a client's own
-    optimum away.
+    Args:
+        selector: The selector.
+        problem: The problem, from `fedmos.data.synthetic.quadratic`.
+        points: Values of the grid in each dimension.
+        radius: Extent of the grid, relative to the largest distance of a client's optimum from that of the problem.
+        draws: Number of draws at each point, if the selector has no closed form.
+        seed: Seed of the draws.
+
+    Returns:
+        A `SkewBounds`.
+
+    Example:
+        >>> from fedmos.data.synthetic import quadratic
+        >>> fm.analysis.skew_bounds(fm.Full(), quadratic(4, 2)).rho
+        1.0
     """
     optimum = problem.optimum
     reach = radius * float((problem.e / problem.h[:, None] - optimum).abs().max())
