@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deploy test-faults test-gpu lint bench bench-peers clean
+.PHONY: demo test test-deploy test-faults test-gpu lint bench bench-limits bench-peers clean
 
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
@@ -32,6 +32,9 @@ lint: $(READY)        ## mend what can be mended
 
 bench: $(READY)       ## seconds a round of every engine, beside a loop by hand and beside centralised training
 	$(BIN)/python benchmarks/engines.py
+
+bench-limits: $(READY)  ## seconds of partitions and reports that must not keep a user waiting, beside their limits
+	$(BIN)/python benchmarks/limits.py
 
 bench-peers: $(READY) .venv-pfl/.ready .venv-flower/.ready  ## a FedAvg round beside pfl's and Flower's
 	$(BIN)/python benchmarks/peers.py

@@ -23,10 +23,15 @@ SCHEMES = {
     "IID": fm.partition.IID(),
     "ByClass (2 classes, 10 to 20 samples)": fm.partition.ByClass(classes=2, size=(10, 20)),
     "ByClass (2 classes, everything)": fm.partition.ByClass(classes=2),
+    "ByClass (2 classes, evenly)": fm.partition.ByClass(classes=2, size=(10, 20), share="even"),
+    "ByClass (1 class)": fm.partition.ByClass(classes=1, size=20),
     "Dirichlet (α = 0.3)": fm.partition.Dirichlet(alpha=0.3),
+    "Dirichlet (α = 0.3, prior = data)": fm.partition.Dirichlet(alpha=0.3, prior="data"),
     "Dirichlet (α = 0)": fm.partition.Dirichlet(alpha=0),
+    "DirichletByClass (α = 100)": fm.partition.DirichletByClass(alpha=100.0, least=1),
     "Shards": fm.partition.Shards(),
     "QuantitySkew (power)": fm.partition.QuantitySkew(),
+    "QuantitySkew (log-normal)": fm.partition.QuantitySkew(law="lognormal"),
     "Natural": fm.partition.Natural(),
 }
 

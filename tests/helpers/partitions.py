@@ -114,3 +114,26 @@ RANDOM = {
     "QuantitySkew, lognormal": QuantitySkew(law="lognormal"),
     "Natural": Natural(most=5),
 }
+
+
+EXTREME = [
+    (DirichletByClass(alpha=1e-9), 100),
+    (DirichletByClass(alpha=1e-300), 100),
+    (DirichletByClass(alpha=5e-324), 1000),
+    (DirichletByClass(alpha=0.001, least=50), 100),
+    (DirichletByClass(alpha=0.5, attempts=10**9), 1000),
+    (Dirichlet(alpha=1e-9), 1000),
+    (Dirichlet(alpha=1e-300), 1000),
+    (QuantitySkew(skew=1e6), 1000),
+    (QuantitySkew(skew=1e308), 1000),
+    (QuantitySkew(skew=1e308, law="lognormal"), 1000),
+    (QuantitySkew(skew=5e-324), 1000),
+    (ByClass(classes=11), 10),
+    (ByClass(classes=10, size=10**9), 10),
+    (ByClass(classes=2, size=(2, 10**9)), 10),
+    (ByClass(classes=2, size=10), 601),
+    (Shards(per_client=10**9), 10),
+    (Natural(least=10**9), 10),
+    (Natural(), 11),
+]
+"""Schemes with extreme settings, and a number of clients."""

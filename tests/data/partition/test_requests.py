@@ -1,7 +1,5 @@
 """Hard requests and bad settings."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -15,9 +13,12 @@ from fedmos.data.partition import (
     QuantitySkew,
     Shards,
 )
-from helpers.partitions import RANDOM, check_crowd, dataset, labels, says_why
+from helpers.partitions import EXTREME, RANDOM, check_crowd, dataset, labels, says_why
+from helpers.work import counting_calls
 
-# -------------------------------------------------------------------------------------------- requests
+MOST_CALLS = 250_000
+"""Function calls within which a split is made or refused. DirichletByClass makes up to 177,000 before it gives up."""
+
 HARD = {
     "more clients than samples": (labels([3, 3]), 50),
     "as many clients as samples": (labels([20] * 5), 100),
@@ -36,20 +37,13 @@ HARD = {
 }
 
 
-def within_a_second(scheme, y, clients):
-    """The split, or None where it was refused with reason. Other people's work may slow down one attempt of two."""
-    seconds = []
-    while len(seconds) < 2 and 1 <= min(seconds, default=1) < 2:
-        began = time.process_time()
-        try:
-            split, refusal = scheme.split(y, clients, 0), None
-        except ValueError as error:
-            split, refusal = None, error
-        seconds.append(time.process_time() - began)
-    assert min(seconds) < 1
-    if refusal is not None:
-        says_why(refusal)
-    return split
+def split_or_refusal(scheme, y, clients):
+    """The split, or None where it is refused with a reason; either after a bounded number of operations."""
+    try:
+        return counting_calls(lambda: scheme.split(y, clients, 0), MOST_CALLS)
+    except ValueError as error:
+        says_why(error)
+        return None
 
 
 OWNED = {"real targets", "targets in columns", "words", "negative labels"}
@@ -59,10 +53,10 @@ OWNED = {"real targets", "targets in columns", "words", "negative labels"}
 @pytest.mark.parametrize(
     ("name", "case"), [(name, case) for name in RANDOM for case in HARD if name != "Natural" or case not in OWNED]
 )
-def test_hard_requests_are_met_or_refused_within_a_second(name, case):
+def test_hard_requests_are_met_or_refused(name, case):
     y, clients = HARD[case]
     y.flags.writeable = False
-    split = within_a_second(RANDOM[name], y, clients)
+    split = split_or_refusal(RANDOM[name], y, clients)
     if split is None:
         return
     assert len(split) == clients
@@ -73,33 +67,10 @@ def test_hard_requests_are_met_or_refused_within_a_second(name, case):
         assert len(everything) == len(y)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "clients"),
-    [
-        (DirichletByClass(alpha=1e-9), 100),
-        (DirichletByClass(alpha=1e-300), 100),
-        (DirichletByClass(alpha=5e-324), 1000),
-        (DirichletByClass(alpha=0.001, least=50), 100),
-        (DirichletByClass(alpha=0.5, attempts=10**9), 1000),
-        (Dirichlet(alpha=1e-9), 1000),
-        (Dirichlet(alpha=1e-300), 1000),
-        (QuantitySkew(skew=1e6), 1000),
-        (QuantitySkew(skew=1e308), 1000),
-        (QuantitySkew(skew=1e308, law="lognormal"), 1000),
-        (QuantitySkew(skew=5e-324), 1000),
-        (ByClass(classes=11), 10),
-        (ByClass(classes=10, size=10**9), 10),
-        (ByClass(classes=2, size=(2, 10**9)), 10),
-        (ByClass(classes=2, size=10), 601),
-        (Shards(per_client=10**9), 10),
-        (Natural(least=10**9), 10),
-        (Natural(), 11),
-    ],
-    ids=repr,
-)
-def test_extreme_settings_are_met_or_refused_within_a_second(scheme, clients):
+@pytest.mark.parametrize(("scheme", "clients"), EXTREME, ids=repr)
+def test_extreme_settings_are_met_or_refused(scheme, clients):
     y = labels([600] * 10)
-    split = within_a_second(scheme, y, clients)
+    split = split_or_refusal(scheme, y, clients)
     if split is None:
         return
     assert len(split) == clients
@@ -164,33 +135,31 @@ def test_a_refusal_names_the_class_as_the_user_knows_it():
         ByClass(classes=1).split(y, 20, 0)
 
 
-# ------------------------------------------------------------------------------------------- a million
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scheme", "seconds"),
+    "scheme",
     [
-        (IID(), 5),
-        (ByClass(classes=2, size=4), 20),
-        (ByClass(classes=2, size=(2, 7), share="even"), 20),
-        (ByClass(classes=1, size=5), 20),
-        (ByClass(classes=2), 30),
-        (Dirichlet(alpha=0.5), 30),
-        (Dirichlet(alpha=0.5, prior="data"), 30),
-        (Dirichlet(alpha=0), 10),
-        (DirichletByClass(alpha=100.0, least=1), 30),
-        (Shards(), 10),
-        (QuantitySkew(), 5),
-        (QuantitySkew(law="lognormal"), 5),
-        (Natural(), 5),
+        IID(),
+        ByClass(classes=2, size=4),
+        ByClass(classes=2, size=(2, 7), share="even"),
+        ByClass(classes=1, size=5),
+        ByClass(classes=2),
+        Dirichlet(alpha=0.5),
+        Dirichlet(alpha=0.5, prior="data"),
+        Dirichlet(alpha=0),
+        DirichletByClass(alpha=100.0, least=1),
+        Shards(),
+        QuantitySkew(),
+        QuantitySkew(law="lognormal"),
+        Natural(),
     ],
     ids=repr,
 )
-def test_a_million_clients(scheme, seconds):
+def test_a_million_clients(scheme):
+    """benchmarks/million_clients.py measures the time."""
     N = 10**6
     y = np.repeat(np.arange(N), 5) if isinstance(scheme, Natural) else labels([N // 2] * 10)
-    began = time.process_time()
     split = scheme.split(y, N, 0)
-    assert time.process_time() - began < seconds
     assert len(split) == N
     assert split.sizes.min() >= 1
     assert len(np.unique(split.entries)) == len(split.entries)
@@ -201,11 +170,9 @@ def test_a_million_clients(scheme, seconds):
         assert len(split.entries) == len(y)
     if isinstance(scheme, IID | Dirichlet):
         assert np.ptp(split.sizes) <= 1
-    began = time.process_time()
     made = dataset(y)
     if isinstance(scheme, Natural):
         made = fm.Dataset("made", made.x_train, made.y_train % 10, owner=made.owner)
     data = made.partition(scheme, clients=N, seed=0)
     assert len(data) == N
     assert str(data.describe())
-    assert time.process_time() - began < seconds + 15

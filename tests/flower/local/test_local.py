@@ -21,6 +21,7 @@ from fedmos.flower.local.app_template import write_app
 from fedmos.flower.local.environment import flower_environment
 from fedmos.flower.local.process_group import ProcessGroup, wait_until
 from fedmos.flower.local.progress import DeploymentProgress
+from helpers.processes import running
 
 RUN = {
     "rounds": 2,
@@ -30,14 +31,6 @@ RUN = {
     "algorithm": {"name": "FedMoS", "lr": 0.1},
     "selection": {"name": "ACS", "m": 2},
 }
-
-
-def running(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be noticed does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +130,7 @@ class TestProcessGroup:
             wait_until(lambda: not processes.alive("gone"), 5, "its end")
             child = int((tmp_path / "child").read_text())
             assert running(child)
-        wait_until(lambda: not running(child), 5, "the end of its child")
+        wait_until(lambda: not running(child), 60, "the end of its child")
 
     def test_a_process_can_be_killed_and_started_again(self, tmp_path):
         with ProcessGroup(tmp_path, os.environ) as processes:
