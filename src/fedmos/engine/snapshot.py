@@ -26,7 +26,7 @@ class Snapshot:
     """The round, from 0, in which each client last took part; −1 for never."""
     selection: Vectors = field(repr=False)
     """Reports and counts of clients, and the selector's own state."""
-    info: dict[str, Any]
+    info: Mapping[str, Any]
     """What ran: algorithm, selection, engine, dtype, …"""
     interrupted: bool = False
     """Whether the run was stopped from outside before its last round."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,7 @@ class FederatedState:
         K = float(self.task.steps(self.task.data.sizes[cohort.ids]).to(torch.float64).mean())
         return self.algorithm.gradient_estimate(self.x, self.server_state, self.context(cohort), K)
 
-    def snapshot(self, info: dict[str, Any], interrupted: bool) -> Snapshot:
+    def snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         """Return everything that a checkpoint stores, on the CPU."""
         return Snapshot(
             params=self.x.cpu(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from ..config.deploy import Deploy, names_rule
 from ..config.schema import RunConfig, load
 from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
-from ..core.losses import Loss
 from ..core.version import __version__
 from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
@@ -104,18 +104,15 @@ class Deployment:
 
     def compatibility_hash(self, model: FlatModel) -> str:
         """Hash of the options, model and fedmos version that every client must share with the server."""
-        same = ("local_steps", "local_epochs", "batch_size", "weight_decay", "clip", "seed", "dtype", "precision")
-        parts = (
+        parts = [
             __version__,
-            repr(self.spec.algorithm),
-            [repr(getattr(self.spec, name)) for name in same],
-            Loss(self.spec.loss).name,
+            self.spec.shared_values(),
             model.fingerprint(),
             list(self.names),
             override(self.engine),
             self._initial_state_hash(model),
-        )
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def _initial_state_hash(self, model: FlatModel) -> str:
         """Hash of the clients' state before the first round, where the algorithm initialises it."""

@@ -29,10 +29,9 @@ def selector_of(info: Mapping[str, Any]) -> RecordedChoice:
 
 
 def _choice(info: Mapping[str, Any], option: str) -> RecordedChoice:
-    structured = info.get(f"{option}_fields")
+    structured = (info.get("option_values") or {}).get(option)
     if isinstance(structured, Mapping):
-        fields = dict(structured)
-        return RecordedChoice(str(fields.pop("name")), fields)
+        return RecordedChoice(str(structured["name"]), structured["fields"])
     # Folders of earlier versions hold the repr only. Of its fields, reports need the step size.
     text = str(info.get(option))
     lr = re.search(r"\blr=([0-9.e+-]+)", text)

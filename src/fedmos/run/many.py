@@ -94,7 +94,7 @@ def _play_rounds(group: list[Run], merged: MergedRuns, ended: dict[int, Result],
     for number, record in records.items():
         if isinstance(record, DivergenceError):
             _log.warning("One of several runs ends early: %s", record)
-            group[number].info["diverged"] = str(record)
+            group[number].info.diverged = str(record)
             ended[number] = group[number].end(interrupted=True)
         else:
             group[number].after(record)

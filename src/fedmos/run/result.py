@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..algorithm import Vectors
 from ..core.flat_model import load_flat
 from ..storage import RunFolder, Snapshot
+from .info import RunInfo
 
 _log = logging.getLogger("fedmos")
 
@@ -21,6 +22,8 @@ _log = logging.getLogger("fedmos")
 class Result(Snapshot):
     """Model, state and history of a run, finished or interrupted."""
 
+    info: RunInfo
+    """The options of the run, its execution and its outcome; also a mapping, e.g. `result.info["engine"]`."""
     _model: nn.Module | None = field(default=None, repr=False)
 
     @property
@@ -84,7 +87,8 @@ class Result(Snapshot):
             raise ValueError(f"Cannot load a result from {path} because its files are damaged: {damage}")
         if damage:
             _log.warning("The result in %s is of round %d, because of %s", path, len(snapshot.history), damage)
-        return cls(**vars(snapshot), _model=None if model is None else _filled(model, snapshot.params))
+        found = vars(snapshot) | {"info": RunInfo.from_json(snapshot.info)}
+        return cls(**found, _model=None if model is None else _filled(model, snapshot.params))
 
 
 def _filled(model: nn.Module, params: Tensor) -> nn.Module:

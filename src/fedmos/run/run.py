@@ -31,9 +31,10 @@ from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
 from .build import build_task
 from .callbacks import Progress
-from .info import describe_run
+from .info import RunInfo
 from .preflight import check_fit, check_parts, check_precision, check_target, find_device, repeatable
 from .result import Result
+from .resume import check_unchanged
 from .spec import RunSpec
 
 _log = logging.getLogger("fedmos")
@@ -64,7 +65,7 @@ class Run:
         self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
-        self.info = describe_run(spec, self.task)
+        self.info = RunInfo.of(spec, self.task)
         self._folder: RunFolder | None = None
         if spec.out is not None and self.ranks.first:  # only rank 0 writes
             self._folder = spec.out if isinstance(spec.out, RunFolder) else RunFolder(spec.out)
@@ -85,11 +86,10 @@ class Run:
             nonlocal found
             if self._folder is None:
                 return None
-            found = _earlier(self._folder, self.spec.resume, self.info)
-            if found is not None and "light" in found.info and not _over(found.history, self.rounds, self._target):
-                raise ValueError(
-                    f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
-                )
+            self._folder.claim()
+            found = self._folder.earlier(self.spec.resume)
+            if found is not None:
+                self._check_resumable(out, found)
             return self._folder.checkpoints.chosen
 
         number = self.ranks.on_rank0(find)
@@ -97,19 +97,26 @@ class Run:
             return found
         return Checkpoints(out / "checkpoints").read(number)
 
+    def _check_resumable(self, out: Path, earlier: Snapshot) -> None:
+        """Refuse to resume a run that differs from this one, or of which too little was kept."""
+        before = RunInfo.from_json(earlier.info)
+        check_unchanged(out, before, self.info)
+        if before.light and not _over(earlier.history, self.rounds, self._target):
+            raise ValueError(
+                f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
+            )
+
     def _make_state(self, earlier: Snapshot | None, make_backend: BackendFactory) -> FederatedState:
         """Choose the execution plan, and build the run's state or restore it."""
         spec, ranks = self.spec, self.ranks
+        before = None if earlier is None else RunInfo.from_json(earlier.info)
         with arithmetic(spec.precision):
-            plan = ExecutionPlan(**ranks.on_rank0(lambda: asdict(self._plan(earlier))))
+            plan = ExecutionPlan(**ranks.on_rank0(lambda: asdict(self._plan(before))))
         on_cpu = self.task.model.device.type == "cpu"
-        blockwise = ranks.size > 1 and on_cpu if earlier is None else earlier.info.get("apart", False)
-        plan = replace(plan, blockwise=blockwise)
-        self.info |= {"engine": plan.engine, "compiled": plan.compiled, "chunk": plan.chunk, "engine_why": plan.reason}
-        self.info |= {"apart": True} if blockwise else {}
-        if earlier is not None:
-            kept = ("narrowed", "recovered", "client_accuracy", "diverged", "light")
-            self.info |= {key: earlier.info[key] for key in kept if key in earlier.info}
+        plan = replace(plan, blockwise=ranks.size > 1 and on_cpu if before is None else bool(before.blockwise))
+        self.info.set_plan(plan)
+        if before is not None:
+            self.info.continue_from(before)
         self.task = replace(self.task, compiled=plan.compiled)
         scratch = None if self._folder is None else self._folder.path
         setting = BackendSetting(self.task, spec.algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
@@ -126,20 +133,19 @@ class Run:
             state.restore(earlier)
         return state
 
-    def _plan(self, earlier: Snapshot | None) -> ExecutionPlan:
+    def _plan(self, before: RunInfo | None) -> ExecutionPlan:
         """The execution plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
         spec, task = self.spec, self.task
         m = cohort_size(spec.selection, spec.system, len(task.data))
-        if earlier is None:
+        if before is None or before.engine is None:
             return choose_plan(spec.engine, task, m, spec.rounds)
-        before = earlier.info
         asked = {"compiled": "batched"}.get(override(spec.engine), override(spec.engine))
-        if asked not in ("auto", before["engine"]):
+        if asked not in ("auto", before.engine):
             raise ValueError(
-                f"Cannot resume the run because its 'engine' is {before['engine']!r}, got {asked!r}; use a new folder"
+                f"Cannot resume the run because its 'engine' is {before.engine!r}, got {asked!r}; use a new folder"
             )
-        why = before.get("engine_why", "as before")
-        return resumed_plan(task, before["engine"], before.get("chunk", m), before.get("compiled", False), why)
+        chunk, why = before.chunk or m, before.engine_why or "as before"
+        return resumed_plan(task, before.engine, chunk, bool(before.compiled), why)
 
     def play(self) -> Result:
         """The whole run."""
@@ -164,7 +170,7 @@ class Run:
                     raise
                 return self.end(interrupted=True)
             except DivergenceError as error:
-                self.info["diverged"] = str(error)
+                self.info.diverged = str(error)
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
@@ -179,14 +185,14 @@ class Run:
             return False
         before = backend.executor.plan.chunk
         backend.executor.halve_chunks()
-        self.info |= {"chunk": backend.executor.plan.chunk, "narrowed": "out of memory; bits may differ"}
-        _log.warning("Out of memory: continuing with chunks of %d instead of %d clients", self.info["chunk"], before)
+        self.info.chunk, self.info.narrowed = backend.executor.plan.chunk, "out of memory; bits may differ"
+        _log.warning("Out of memory: continuing with chunks of %d instead of %d clients", self.info.chunk, before)
         return True
 
     def begin(self) -> None:
         def start() -> None:
             if self._folder is not None:
-                self._folder.begin(self.info, self.state.history, self.spec.checkpoint_every)
+                self._folder.begin(self.info.readable(), self.state.history, self.spec.checkpoint_every)
             for watcher in self.watchers:
                 watcher.on_start(self.rounds, self.state.t)
 
@@ -203,8 +209,7 @@ class Run:
 
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
-        for of_the_end in ("client_accuracy", "diverged"):
-            self.info.pop(of_the_end, None)
+        self.info.client_accuracy = self.info.diverged = None  # of the final model, if an earlier part ended
         record = self._diagnosed(record)
         if self.ranks.on_rank0(lambda: self._noted(record)):
             self._save()
@@ -231,7 +236,7 @@ class Run:
         if self.spec.out is None or (self._saved == self.state.t and not interrupted):
             return
         folder, state = self._folder, self.state
-        snapshot, changed = state.snapshot(self.info, interrupted), state.clients.changed
+        snapshot, changed = state.snapshot(self.info.to_json(), interrupted), state.clients.changed
         if self.ranks.size > 1:
             needed = self.ranks.broadcast([] if folder is None else folder.checkpoints.needed(changed))
             snapshot.clients = state.collect_clients(needed, self.ranks)
@@ -240,19 +245,19 @@ class Run:
         changed.clear()
         self._saved = state.t
         if folder is not None:
-            self.info["checkpoints"] = folder.cost
+            self.info.checkpoints = folder.cost
 
     def result(self, interrupted: bool = False) -> Result:
         if self.task.compiled:
-            self.info["compile_seconds"] = round(self.task.program.seconds, 1)
-        snapshot = self.state.snapshot(self.info, interrupted)
-        return Result(**vars(snapshot), _model=self.task.model.module_with(self.state.x))
+            self.info.compile_seconds = round(self.task.program.seconds, 1)
+        snapshot = self.state.snapshot({}, interrupted)
+        return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=self.task.model.module_with(self.state.x))
 
     def end(self, interrupted: bool = False) -> Result:
-        if self.spec.out is not None and not interrupted and "client_accuracy" not in self.info:
+        if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
             accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.x))
             if accuracy is not None:
-                self.info["client_accuracy"], self._saved = accuracy, None
+                self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)
         final = self.result(interrupted)
         self.ranks.on_rank0(lambda: self._ended(final))
@@ -298,18 +303,3 @@ def _over(history: History, rounds: int, target: Mapping[str, float]) -> bool:
 
 def _met(target: Mapping[str, float], record: Record) -> bool:
     return bool(target) and all(reached(name, getattr(record, name), value) for name, value in target.items())
-
-
-def _earlier(folder: RunFolder, resume: bool, info: Mapping[str, Any]) -> Snapshot | None:
-    """What to continue from. A folder that holds anything else is refused before work begins."""
-    folder.claim()
-    earlier = folder.earlier(resume)
-    if earlier is None:
-        return None
-    for field, value in info.items():
-        if field not in ("rounds", "device", "versions") and earlier.info.get(field) != value:
-            raise ValueError(
-                f"Cannot resume the run in {folder.path} because its '{field}' is {earlier.info.get(field)!r}, "
-                f"got {value!r}; use a new folder"
-            )
-    return earlier

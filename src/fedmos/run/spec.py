@@ -24,6 +24,7 @@ from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import Every, is_every
 from .options import instance_of, option, options, options_of
+from .values import structured
 
 
 def _is_decay(v: Any) -> bool:
@@ -231,9 +232,17 @@ class RunSpec:
             raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
 
     def recorded(self) -> dict[str, Any]:
-        """The options that a run's folder records, as JSON."""
+        """The options that a run's folder records, as JSON to read."""
         return {
             name: getattr(self, name) if described.record is None else described.record(getattr(self, name))
             for name, described in options_of(self).items()
             if described.resume != "not recorded"
         }
+
+    def values_to_compare(self) -> dict[str, Any]:
+        """The options that must be the same when the run is resumed, by value."""
+        return {name: structured(getattr(self, name)) for name, o in options_of(self).items() if o.resume == "same"}
+
+    def shared_values(self) -> dict[str, Any]:
+        """The options that clients and server of a deployment must have in common, by value."""
+        return {name: structured(getattr(self, name)) for name, o in options_of(self).items() if o.shared}

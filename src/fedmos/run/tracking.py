@@ -31,7 +31,7 @@ class Tracker(Callback, ABC):
         self.log({k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}, record.round)
 
     def on_end(self, result: Result) -> None:
-        self.describe({key: value for key, value in result.info.items() if value is not None})
+        self.describe({key: value for key, value in result.info.readable().items() if value is not None})
         self.close()
 
     @abstractmethod

@@ -137,7 +137,7 @@ class Checkpoints:
                 rows.append(Rows(ids, [put(f"clients-{i}.safetensors", [block]) for i, block in blocks]))
             content = {
                 "format": FORMAT,
-                "info": snapshot.info,
+                "info": dict(snapshot.info),
                 "interrupted": snapshot.interrupted,
                 "state": state,
                 "history": [piece.files for piece in rounds],

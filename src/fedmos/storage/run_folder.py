@@ -77,9 +77,8 @@ class RunFolder(os.PathLike[str]):
                 f"{'; '.join(self.checkpoints.damage)}; use a new folder"
             )
         if self.checkpoints.damage:
-            snapshot.info["recovered"] = (
-                f"round {len(snapshot.history)}, because of damage to {'; '.join(self.checkpoints.damage)}"
-            )
+            damage = f"round {len(snapshot.history)}, because of damage to {'; '.join(self.checkpoints.damage)}"
+            snapshot = replace(snapshot, info={**snapshot.info, "recovered": damage})
         return snapshot
 
     def begin(self, info: Mapping[str, Any], history: History, every: Every) -> None:
@@ -119,7 +118,7 @@ class RunFolder(os.PathLike[str]):
         began = perf_counter()
         self.note(snapshot.history)
         if final and self._light:
-            info = snapshot.info | {"light": True}
+            info = {**snapshot.info, "light": True}
             self.checkpoints.write(replace(snapshot, server_state={}, clients={}, info=info), only=True)
         else:
             self.checkpoints.write(snapshot, changed)

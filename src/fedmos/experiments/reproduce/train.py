@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -191,7 +191,7 @@ def _describe(runs: Sequence[PlannedRun]) -> str:
     return ", ".join(labels) + (f" ({len(runs)} {what} side by side)" if len(runs) > 1 else "")
 
 
-def session(seconds: float, runs: Sequence[PlannedRun], rounds: int, info: dict[str, Any]) -> dict[str, Any]:
+def session(seconds: float, runs: Sequence[PlannedRun], rounds: int, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a training session: when, on which hardware and how long."""
     return {
         "when": time.strftime("%Y-%m-%d"),
