@@ -23,17 +23,32 @@ K = TypeVar("K")
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
-    """Every algorithm by name."""
+    """Return the algorithms by name.
+
+    Example:
+        >>> fm.algorithms()["FedMoS"](lr=0.1).beta
+        0.8
+    """
     return {name: getattr(_algorithms, name) for name in sorted(_algorithms.__all__, key=str.lower)}
 
 
 def selectors() -> dict[str, type[Selector]]:
-    """Every selector by name."""
+    """Return the selectors by name.
+
+    Example:
+        >>> fm.selectors()["ACS"](m=3)
+        ACS(m=3)
+    """
     return _kinds(Selector)
 
 
 def availabilities() -> dict[str, type[Availability]]:
-    """Every availability model by name."""
+    """Return the availability models by name.
+
+    Example:
+        >>> fm.availabilities()["Alternating"](groups=2)
+        Alternating(groups=2, drop=0.1)
+    """
     return _kinds(Availability)
 
 
@@ -43,13 +58,18 @@ def _kinds(base: type[K]) -> dict[str, type[K]]:
 
 
 def profiles() -> dict[str, type[Any]]:
-    """Every profile of speeds or bandwidths by name."""
+    """Return the profiles of speeds or bandwidths by name."""
     kinds: tuple[type[Any], ...] = (_system.Constant, _system.LogNormal, _system.PerClient)
     return {kind.__name__: kind for kind in kinds} | {"Table": _system.PerClient}  # Table: the earlier name
 
 
 def partitions() -> dict[str, type[Any]]:
-    """Every partition by name."""
+    """Return the partitions by name.
+
+    Example:
+        >>> fm.partitions()["Dirichlet"](alpha=0.1)
+        Dirichlet(alpha=0.1, prior='ones')
+    """
     found = {name: getattr(_partition, name) for name in _partition.__all__}
     return {
         name: kind
@@ -59,11 +79,11 @@ def partitions() -> dict[str, type[Any]]:
 
 
 def models() -> dict[str, Callable[..., torch.nn.Module]]:
-    """Every model function by name."""
+    """Return the model functions by name."""
     found = {name: getattr(_models, name) for name in _models.__all__}
     return {name: make for name, make in found.items() if "seed" in inspect.signature(make).parameters}
 
 
 def datasets() -> list[str]:
-    """Every data set by name."""
+    """Return the names of the data sets."""
     return _datasets.names()

@@ -126,6 +126,25 @@ class Dataset:
             >>> digits.partition(fm.partition.Dirichlet(alpha=0.5), clients=20, seed=1)
             FederatedData(20 clients, 1438 samples)
         """
+        split = self._split(scheme, clients, seed)
+        names = None
+        if split.owners is not None and self.owners is not None:
+            names = [self.owners[i] for i in split.owners]
+        return FederatedData(
+            x=_tensor(self.x_train),
+            y=_tensor(self.y_train),
+            index=torch.from_numpy(split.entries),
+            offsets=torch.from_numpy(split.offsets),
+            importance=importance_of(torch.from_numpy(split.sizes)),
+            test=None if self.x_test is None or self.y_test is None else (_tensor(self.x_test), _tensor(self.y_test)),
+            normalize=self.normalize,
+            augment=self.augment,
+            names=names,
+            labels=self.labels,
+        )
+
+    def _split(self, scheme: Partition, clients: int | None, seed: int) -> ClientSplit:
+        """Apply the scheme to the labels or owners of the training samples, and validate the result."""
         scheme = FromFlower(scheme) if is_flower(scheme) else scheme
         if isinstance(scheme, type | str) or not hasattr(scheme, "split"):
             raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {format_value(scheme)}")
@@ -141,22 +160,7 @@ class Dataset:
         parts = scheme.split(column, None if clients is None else int(clients), int(seed))  # type: ignore[arg-type]
         split = parts if isinstance(parts, ClientSplit) else ClientSplit.of(parts)
         _check(split, clients, len(self.y_train))
-        sizes = torch.from_numpy(split.sizes)
-        names = None
-        if split.owners is not None and self.owners is not None:
-            names = [self.owners[i] for i in split.owners]
-        return FederatedData(
-            x=_tensor(self.x_train),
-            y=_tensor(self.y_train),
-            index=torch.from_numpy(split.entries),
-            offsets=torch.from_numpy(split.offsets),
-            importance=importance_of(sizes),
-            test=None if self.x_test is None or self.y_test is None else (_tensor(self.x_test), _tensor(self.y_test)),
-            normalize=self.normalize,
-            augment=self.augment,
-            names=names,
-            labels=self.labels,
-        )
+        return split
 
     def federate(self, caller: str, scheme: Partition | None, clients: int | None, seed: int) -> FederatedData:
         """Divide by a scheme, or by the owners of the samples if it is None.
@@ -180,6 +184,7 @@ def _tensor(a: np.ndarray) -> torch.Tensor:
 
 
 def _check(split: ClientSplit, clients: int | None, samples: int) -> None:
+    """Raise ValueError if the split has the wrong number of clients, an empty one, or samples that do not exist."""
     if clients is not None and len(split) != clients:
         raise ValueError(f"partition: 'scheme' must give {clients} parts, got {len(split)}")
     if not len(split):

@@ -104,12 +104,16 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
         return FoundDataset(_digits(), "scikit-learn", "not known")
     entry = catalog.CATALOG[name]
     found = catalog.find(entry, root, online)
-    stored, normalize = found.stored, entry.normalize
+    return FoundDataset(_dataset(entry, found.stored), found.place, found.status)
+
+
+def _dataset(entry: catalog.CatalogEntry, stored: catalog.Stored) -> Dataset:
+    """Return the arrays of the store as a `Dataset`."""
+    arrays, normalize = stored.arrays, entry.normalize
     if stored.fractions and normalize is not None:
         normalize = replace(normalize, scale=1.0)
-    arrays = stored.arrays
-    dataset = Dataset(
-        name,
+    return Dataset(
+        entry.name,
         arrays["x_train"],
         arrays["y_train"],
         arrays.get("x_test"),
@@ -119,7 +123,6 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
         owners=stored.owners,
         labels=stored.labels,
     )
-    return FoundDataset(dataset, found.place, found.status)
 
 
 def _digits() -> Dataset:

@@ -82,8 +82,8 @@ class Description:
             raise ValueError("Cannot plot the split because its targets are not class numbers")
         from .bubbles import bubble_chart
 
-        shown = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))
-        Path(path).write_text(bubble_chart(self.labels.counts[shown], shown.tolist(), self.clients), encoding="utf-8")
+        drawn = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))
+        Path(path).write_text(bubble_chart(self.labels.counts[drawn], drawn.tolist(), self.clients), encoding="utf-8")
 
 
 def describe(data: FederatedData) -> Description:

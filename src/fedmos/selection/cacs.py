@@ -52,11 +52,11 @@ class CACS(Selector):
         check(self, m=count, clusters=count | none, warmup=whole_number)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
-        everyone = torch.arange(view.N)
+        clients = torch.arange(view.N)
         if view.round < self.warmup:
-            return everyone, view.p
+            return clients, view.p
         if "cluster" not in view.state:
-            labels = cluster_by_angle(view.gradients(everyone), self.clusters or self.m)
+            labels = cluster_by_angle(view.gradients(clients), self.clusters or self.m)
             view.state["cluster"] = labels if view.ids is None else _for_federation(labels, view)
         cluster = view.here(view.state["cluster"])
         intervals = view.once("by cluster", lambda: Intervals(view.p, by_cluster(view.p, cluster)))

@@ -105,7 +105,7 @@ class ArrayBuilder:
     def _number(self, owner: str) -> int:
         if owner not in self.owner_numbers:
             if len(owner) > LONGEST_NAME:
-                raise ValueError(f"an owner's name must be at most {LONGEST_NAME} letters long, got {len(owner)}")
+                raise ValueError(f"an owner's name must be at most {LONGEST_NAME} characters long, got {len(owner)}")
             self.owner_numbers[owner] = len(self.owner_numbers)
         return self.owner_numbers[owner]
 

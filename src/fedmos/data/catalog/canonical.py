@@ -49,7 +49,7 @@ def _tokens(x: np.ndarray, entry: CatalogEntry) -> np.ndarray:
 
 
 def _targets(y: np.ndarray, entry: CatalogEntry) -> np.ndarray:
-    """Return targets as int64; as int16 for words, whose targets are as large as the inputs and are widened on use."""
+    """Return targets as int64; for words as int16, because they are as large as the inputs, and widened on use."""
     counted = y[y != PADDING] if entry.kind == "words" else y
     if len(counted) and (counted.min() < 0 or counted.max() >= entry.classes):
         wrong = counted.min() if counted.min() < 0 else counted.max()

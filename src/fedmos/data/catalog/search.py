@@ -41,7 +41,7 @@ def locate(
         entry: The data set.
         root: Search only this file, folder or data set of the hub.
         tried: A description of each place without the data set is appended to it.
-        online: Whether the hub may be contacted.
+        online: Whether the hub is contacted when the data are read.
 
     Raises:
         FileNotFoundError: If `root` does not exist.

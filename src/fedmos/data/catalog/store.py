@@ -85,7 +85,7 @@ def _build_and_open(entry: CatalogEntry, origin: Origin, root: Path, folder: Pat
         stored = _open(folder, origin)
         if stored is not None:
             return stored
-        reason = "it does not read as it was written"
+        reason = "the written files cannot be read"
     except OSError as error:  # errors of the origin are InvalidDataError
         reason = error.strerror or str(error)
     log.info("%s is kept in memory because %s cannot be used: %s", entry.name, root, reason)

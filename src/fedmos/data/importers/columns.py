@@ -223,17 +223,7 @@ def dataset_from(
         raise ValueError(f"{caller}: the table must have rows, got none")
     x = inputs_of(caller, table, columns.inputs)
     y, words = targets_of(caller, columns.target, array_of(table, columns.target))
-    x_test = y_test = None
-    if test is not None:
-        if not len(test):
-            raise ValueError(f"{caller}: the test table must have rows, got none")
-        x_test = inputs_of(caller, test, columns.inputs)
-        column = array_of(test, columns.target)
-        y_test = (
-            _same_targets(caller, columns.target, column, y) if words is None else _encode_known(caller, column, words)
-        )
-        if x_test.shape[1:] != x.shape[1:]:
-            raise ValueError(f"{caller}: test inputs must have shape {x.shape[1:]}, got {x_test.shape[1:]}")
+    x_test, y_test = (None, None) if test is None else _test_arrays(caller, test, columns, x, y, words)
     owner = owners = None
     if columns.client is not None:
         owners, owner = encode(caller, columns.client, array_of(table, columns.client))
@@ -249,6 +239,23 @@ def dataset_from(
         owners=owners,
         labels=words or labels,
     )
+
+
+def _test_arrays(
+    caller: str, test: Any, columns: ColumnRoles, x: np.ndarray, y: np.ndarray, words: list[str] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs and targets of a test table, which must have the shape and kind of the training samples."""
+    if not len(test):
+        raise ValueError(f"{caller}: the test table must have rows, got none")
+    x_test = inputs_of(caller, test, columns.inputs)
+    column = array_of(test, columns.target)
+    if words is None:
+        y_test = _same_targets(caller, columns.target, column, y)
+    else:
+        y_test = _encode_known(caller, column, words)
+    if x_test.shape[1:] != x.shape[1:]:
+        raise ValueError(f"{caller}: test inputs must have shape {x.shape[1:]}, got {x_test.shape[1:]}")
+    return x_test, y_test
 
 
 def _encode_known(caller: str, column: np.ndarray, words: list[str]) -> np.ndarray:
