@@ -249,10 +249,7 @@ def _test_arrays(
         raise ValueError(f"{caller}: the test table must have rows, got none")
     x_test = inputs_of(caller, test, columns.inputs)
     column = array_of(test, columns.target)
-    if words is None:
-        y_test = _same_targets(caller, columns.target, column, y)
-    else:
-        y_test = _encode_known(caller, column, words)
+    y_test = _same_targets(caller, columns.target, column, y) if words is None else _encode_known(caller, column, words)
     if x_test.shape[1:] != x.shape[1:]:
         raise ValueError(f"{caller}: test inputs must have shape {x.shape[1:]}, got {x_test.shape[1:]}")
     return x_test, y_test
