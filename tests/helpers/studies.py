@@ -5,7 +5,8 @@ import math
 from fedmos.core.history import History, Record
 from fedmos.experiments.seed_statistics import MethodResult
 from fedmos.experiments.table import ComparisonTable
-from fedmos.report.study import ReportSource, ReportStudy
+from fedmos.report.checks import ReportSource
+from fedmos.report.study import ReportStudy
 
 
 def large_study(runs: int = 20, rounds: int = 5000) -> ReportStudy:

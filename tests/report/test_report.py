@@ -15,6 +15,7 @@ from fedmos.experiments.seed_statistics import MethodResult
 from fedmos.experiments.table import ComparisonTable
 from fedmos.report import page
 from fedmos.report.answer import answer
+from fedmos.report.elements import asset
 from fedmos.report.study import parse_target, read_study
 from helpers import browser, comparisons
 from helpers.histories import history
@@ -128,7 +129,7 @@ def test_the_split(written, comparison):
 def test_it_needs_nothing_else_and_is_small(written):
     text = written.read_text("utf-8")
     assert written.stat().st_size < 5e6
-    ours = text.replace(page._asset("plotly-basic.min.js"), "").replace("http://www.w3.org/2000/svg", "")
+    ours = text.replace(asset("plotly-basic.min.js"), "").replace("http://www.w3.org/2000/svg", "")
     assert "http://" not in ours
     assert "https://" not in ours
     assert "A &lt;small&gt; one" in ours

@@ -64,14 +64,18 @@ def sweep(config: SweepConfig, out: Path, echo: Callable[[str], None] = lambda l
         study.tell(trial, value, state=State.PRUNED if value is None else State.COMPLETE)
         outcome = "given up" if value is None else f"{settings.metric} {value:.4f}"
         echo(f"trial {done + 1} of {settings.trials}: {_format(values)}: {outcome}")
-    _write(study, config, out)
-    try:
-        best = study.best_trial
-    except ValueError:
-        raise ValueError(f"Cannot name a best trial because none of {settings.trials} was trained to its end") from None
+    _write_trials(study, config, out)
+    best = _best_trial(study, settings.trials)
     replace_file(out / "best.toml", toml.dumps(_table(_with(config, best.params))).encode())
     echo(f"best: {_format(best.params)}: {settings.metric} {best.value:.4f}")
     return dict(best.params)
+
+
+def _best_trial(study: Any, trials: int) -> Any:
+    try:
+        return study.best_trial
+    except ValueError:
+        raise ValueError(f"Cannot name a best trial because none of {trials} was trained to its end") from None
 
 
 def _open_study(optuna: Any, config: SweepConfig, out: Path) -> Any:
@@ -172,7 +176,7 @@ def _train(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any
     return value if value is not None and math.isfinite(value) else None
 
 
-def _write(study: Any, config: SweepConfig, out: Path) -> None:
+def _write_trials(study: Any, config: SweepConfig, out: Path) -> None:
     """Write trials.csv, a line per trial."""
     fields = list(config.sweep.space)
     with (out / "trials.csv").open("w", newline="", encoding="utf-8") as file:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 from ..core.history import METRICS
@@ -14,6 +12,7 @@ from ..experiments.seed_statistics import spread
 from .answer import answer
 from .client_accuracy import ClientAccuracy, client_accuracy
 from .curves import Curve, curve
+from .elements import html_document, html_figure, html_table
 from .participation import Participation, participation
 from .split import SplitFigure, split_figure
 from .study import ReportStudy
@@ -29,7 +28,6 @@ _TITLES = {
 _AXES = {"rounds": "round", "megabytes": "megabytes sent, both ways", "seconds": "simulated seconds"}
 _NUMBERS = 10
 """Rounds in the table below a figure."""
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def html(study: ReportStudy) -> str:
@@ -71,7 +69,7 @@ def html(study: ReportStudy) -> str:
         "<h2>Configuration</h2>",
         *(_configuration(str(source.folder), source.text) for source in study.sources),
     ]
-    return _document(study.title, parts, data)
+    return html_document(study.title, parts, data)
 
 
 def _curves(study: ReportStudy) -> tuple[dict[str, list[Curve]], dict[str, str]]:
@@ -92,38 +90,6 @@ def _metric_data(study: ReportStudy, metric: str, lines: list[Curve]) -> dict[st
         "target": study.table.target if metric == study.table.metric else None,
         "curves": [_drawn(line) for line in lines],
     }
-
-
-def _document(title: str, parts: Sequence[str], data: dict[str, Any]) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{_asset("page.css")}</style>
-</head>
-<body>
-<main>
-{chr(10).join(parts)}
-</main>
-<script type="application/json" id="data">{_json(data)}</script>
-<script>{_asset("plotly-basic.min.js")}</script>
-<script>{_asset("page.js")}</script>
-</body>
-</html>
-"""
-
-
-def _asset(name: str) -> str:
-    return resources.files("fedmos.report").joinpath("assets", name).read_text("utf-8")
-
-
-def _json(data: Any) -> str:
-    """Return JSON that can stand in a script element, which "</script" would end."""
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _rounded(values: Sequence[float]) -> list[float]:
@@ -161,19 +127,6 @@ def _title(metric: str) -> str:
     return _TITLES.get(metric, metric.replace("_", " "))
 
 
-def _table(caption: str, headings: Iterable[str], lines: Iterable[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in headings)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>\n"
-        for first, *rest in lines
-    )
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f'<table class="{kind}"><caption>{escape(caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
-    )
-
-
 def _outcome(study: ReportStudy) -> str:
     """Return the table of `fedmos compare` with all columns, and its note."""
     table, words = study.table, study.note
@@ -184,7 +137,7 @@ def _outcome(study: ReportStudy) -> str:
         )
         if against := dict.fromkeys(result.against for result in study.results if result.against is not None):
             words += f" Tuned methods are measured against {' and '.join(against)}."
-    outcome = _table("What each method needs", [column.heading for column in table.columns()], table.cells())
+    outcome = html_table("What each method needs", [column.heading for column in table.columns()], table.cells())
     return outcome.replace("<table ", '<table id="outcome" ') + f'<p class="note">{escape(words)}</p>'
 
 
@@ -213,14 +166,6 @@ def _controls(axes: dict[str, str], methods: list[str], groups: list[str]) -> st
     )
 
 
-def _figure(name: str, description: str, caption: str, low: bool = False) -> str:
-    kind = "plot low" if low else "plot"
-    return (
-        f'<figure><div class="{kind}" id="plot-{name}" role="img" aria-label="{escape(description)}"></div>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
-
-
 def _metric_figure(metric: str, lines: list[Curve]) -> str:
     """Return the figure, and some of its numbers as a table for readers who cannot see it."""
     known = [line for line in lines if line.rounds]
@@ -232,9 +177,9 @@ def _metric_figure(metric: str, lines: list[Curve]) -> str:
     listed = sorted({rounds[i * (len(rounds) - 1) // max(1, _NUMBERS - 1)] for i in range(_NUMBERS)})
     values = [dict(zip(line.rounds, line.mean, strict=True)) for line in known]
     cells = [[str(t), *("" if t not in v else f"{v[t]:.4f}" for v in values)] for t in listed]
-    numbers = _table(f"{title.capitalize()}, mean over seeds", ["round", *(line.label for line in known)], cells)
+    numbers = html_table(f"{title.capitalize()}, mean over seeds", ["round", *(line.label for line in known)], cells)
     return (
-        _figure(metric, f"Line chart of {title}. At the end: {last}.", caption)
+        html_figure(metric, f"Line chart of {title}. At the end: {last}.", caption)
         + f"<details><summary>Numbers of this figure</summary>{numbers}</details>"
     )
 
@@ -256,8 +201,8 @@ def _client_accuracy_figure(methods: list[str], accuracies: list[ClientAccuracy 
     )
     cells = [[label, f"{a.worst_tenth:.3f}", f"{a.median:.3f}", f"{a.mean:.3f}"] for label, a in known]
     headings = ["method", "worst 10 % of clients", "median client", "mean over clients"]
-    numbers = _table("Accuracy on clients' own data; every client counts the same", headings, cells)
-    return ["<h2>Across clients</h2>", _figure("served", caption, caption, low=True) + numbers]
+    numbers = html_table("Accuracy on clients' own data; every client counts the same", headings, cells)
+    return ["<h2>Across clients</h2>", html_figure("served", caption, caption, low=True) + numbers]
 
 
 def _tuning(study: ReportStudy) -> list[str]:
@@ -272,7 +217,7 @@ def _tuning(study: ReportStudy) -> list[str]:
     if not lines:
         return []
     headings = ["method", "values", "rounds to the target", f"last {metric}", ""]
-    table = _table("What was tried on the seed for tuning, once each", headings, lines)
+    table = html_table("What was tried on the seed for tuning, once each", headings, lines)
     return ["<h2>Tuning</h2>", f"<details><summary>Every point of the grids</summary>{table}</details>"]
 
 
@@ -283,7 +228,7 @@ def _split_figure(split: SplitFigure | str) -> str:
         f"Samples by client and class for seed {split.seed}: the area of a bubble is their number; "
         f"{len(split.clients)} clients, evenly spaced where there are more."
     )
-    return _figure("split", caption, caption) + f"<pre>{escape(split.summary)}</pre>"
+    return html_figure("split", caption, caption) + f"<pre>{escape(split.summary)}</pre>"
 
 
 def _participation_figure(methods: list[str], participations: list[Participation | None]) -> str:
@@ -295,7 +240,7 @@ def _participation_figure(methods: list[str], participations: list[Participation
     ]
     headings = ["method", "most frequent client", "least frequent client", "clients never chosen", "gini"]
     skew = "Share of rounds; gini is 0 if all take part equally often, near 1 if few do all the work."
-    return _figure("chosen", caption, caption, low=True) + _table(skew, headings, cells)
+    return html_figure("chosen", caption, caption, low=True) + html_table(skew, headings, cells)
 
 
 def _methods(study: ReportStudy) -> str:
@@ -310,7 +255,7 @@ def _methods(study: ReportStudy) -> str:
         finals = [spread(values, 4) if values else "" for values in known]
         lines.append([result.label, rounds, *finals, *(str(info.get(f, "")) for f in used)])
     headings = ["method", "rounds played", *(f"final {_TITLES[metric]}" for metric in METRICS), *used]
-    return _table("What ran, and the last value of every metric", headings, lines, "words")
+    return html_table("What ran, and the last value of every metric", headings, lines, "words")
 
 
 def _configuration(name: str, text: str) -> str:

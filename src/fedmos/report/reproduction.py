@@ -14,8 +14,9 @@ from ..experiments.table import ComparisonTable, write
 from ..run.result import Result
 from ..storage import toml
 from ..storage.files import replace_file
+from .checks import ReportSource
 from .page import html
-from .study import ReportSource, ReportStudy
+from .study import ReportStudy
 
 
 def write_report(part: StudyPart, options: ReproduceOptions, records: StudyRecords, out: Path) -> None:

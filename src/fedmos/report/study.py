@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import schema as config
-from ..config.schema import CompareConfig, DataConfig, RunConfig, tuned_label
+from ..config.schema import CompareConfig, RunConfig, tuned_label
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
@@ -19,9 +19,8 @@ from ..experiments.runner import planned_methods
 from ..experiments.seed_statistics import GridTrial, MethodResult, TunedValues
 from ..experiments.table import ComparisonTable
 from ..run.result import Result
+from .checks import ReportSource, Target, check_data, check_ends, common_target
 from .run_info import algorithm_of, selector_of, started_from_python
-
-Target = tuple[str, float]
 
 _METHOD = (
     "algorithm",
@@ -42,19 +41,6 @@ _METHOD = (
     "precision",
 )
 """Entries of a run's info that are equal for all runs of one method."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportSource:
-    """A folder of the report: its methods, its data and its target."""
-
-    folder: Path
-    results: list[MethodResult]
-    target: Target | None
-    data: DataConfig | None
-    """None for a run from Python, whose folder does not record how its data were made."""
-    text: str
-    """The configuration."""
 
 
 class ReportStudy(NamedTuple):
@@ -89,11 +75,11 @@ def read_study(folders: Sequence[Path], target: Target | None = None, baseline: 
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError("Cannot report a folder twice; name each folder once")
     sources = [_source(folder) for folder in folders]
-    common = _common_target(sources, target)
-    _check_data(sources)
+    common = common_target(sources, target)
+    check_data(sources)
     results = _gather(sources)
     if common is not None:
-        _check_ends(results, common)
+        check_ends(results, common)
     if baseline is not None:
         results = _with_baseline(results, baseline)
     comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
@@ -226,63 +212,6 @@ def _with_distinct_labels(results: list[MethodResult], folders: list[Path]) -> l
         replace(result, label=label, against=None if result.against is None else renamed[folder, result.against])
         for folder, label, result in zip(folders, labels, results, strict=True)
     ]
-
-
-def _common_target(sources: list[ReportSource], asked: Target | None) -> Target | None:
-    """Return the target of all sources; raise an error if there are several."""
-    given = [(f"{source.folder} is to reach", source.target) for source in sources if source.target is not None]
-    if asked is not None:
-        given.append(("--target asks for", asked))
-    for words, target in given[1:]:
-        if target != given[0][1]:
-            (metric, value), (other, level) = given[0][1], target
-            raise ValueError(
-                f"Cannot report runs with different targets together: {given[0][0]} {metric} {value:g}, "
-                f"{words} {other} {level:g}"
-            )
-    return given[0][1] if given else None
-
-
-def _check_data(sources: list[ReportSource]) -> None:
-    """Refuse runs on different data, by their configurations or by the fingerprints of runs with the same seed."""
-    first = sources[0]
-    for source in sources[1:]:
-        together = f"Cannot report {first.folder} and {source.folder} together because"
-        if first.data is not None and source.data is not None:
-            different = [f for f in DataConfig.model_fields if getattr(first.data, f) != getattr(source.data, f)]
-            if different:
-                a, b = (format_value(getattr(s.data, different[0])) for s in (first, source))
-                raise ValueError(f"{together} their data differ: data.{different[0]} is {a} in one, {b} in the other")
-            continue
-        mine, theirs = _fingerprints(first), _fingerprints(source)
-        shared = [seed for seed in theirs if seed in mine]
-        if any(mine[seed] != theirs[seed] for seed in shared):
-            raise ValueError(f"{together} their data differ (by the fingerprints of their federations)")
-        if not shared and set(mine.values()) != set(theirs.values()):
-            raise ValueError(f"{together} nothing tells whether their data are the same: they have no seed in common")
-    for source in sources:
-        first_infos = source.results[0].infos
-        for result in source.results[1:]:
-            shared = [seed for seed in first_infos if seed in result.infos]
-            if any(result.infos[seed].get("data") != first_infos[seed].get("data") for seed in shared):
-                raise ValueError(f"Cannot report {source.folder} because its methods ran on different data")
-
-
-def _fingerprints(source: ReportSource) -> dict[int, Any]:
-    return {seed: info.get("data", f"unknown, of {source.folder}") for seed, info in source.results[0].infos.items()}
-
-
-def _check_ends(results: list[MethodResult], target: Target) -> None:
-    """Refuse runs that stopped at another target before they could reach this one."""
-    metric, value = target
-    for result in results:
-        for seed, history in result.runs.items():
-            planned = int(result.infos[seed]["rounds"])
-            if seed not in result.ended_early and len(history) < planned and history.first(metric, value) is None:
-                raise ValueError(
-                    f"Cannot judge {result.label} by {metric} {value:g} because its run with seed {seed} ended after "
-                    f"{len(history)} of {planned} rounds, at a target of its own"
-                )
 
 
 def _measured(results: list[MethodResult]) -> str:

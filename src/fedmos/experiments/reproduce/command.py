@@ -63,8 +63,7 @@ def reproduce(
     if budget is not None:
         require("reproduce", "budget", budget, positive)
     study, options, deadline = load(name), options or ReproduceOptions(), Deadline(budget)
-    folder = records or out
-    parts = study.chosen(part)
+    folder, parts = records or out, study.chosen(part)
     trained = _trained(parts)
     matching(options.methods, list(dict.fromkeys(label for own in trained for label in own.labels)), "--methods")
     for own in trained:
@@ -77,11 +76,14 @@ def reproduce(
         if report is not None and own.kind == "comparison":
             report(own, options, kept, place)
     for own in parts:
-        table = ResultsTable.of(own, folder)
-        echo(f"\n{own.title} ({own.source})\n\n{table.markdown()}\n{table.facts()}")
+        echo(_printed(ResultsTable.of(own, folder)))
     if deadline.passed:
         echo(f"The time is up; the same command continues in {out}.")
     return not deadline.passed
+
+
+def _printed(table: ResultsTable) -> str:
+    return f"\n{table.part.title} ({table.part.source})\n\n{table.markdown()}\n{table.facts()}"
 
 
 def _trained(parts: Sequence[StudyPart]) -> list[StudyPart]:
