@@ -46,13 +46,6 @@ def one_of_names(*options: str) -> BeforeValidator:
     return BeforeValidator(validate_name)
 
 
-def _text(most: int) -> Rule:
-    return Rule(
-        f"a text of 1 to {most:,} printable characters",
-        lambda v: isinstance(v, str) and 0 < len(v) <= most and v.isprintable(),
-    )
-
-
 def _checked_list(v: Any) -> Any:
     if not isinstance(v, list | tuple) or not 1 <= len(v) <= MAX_ENTRIES:
         raise ValueError(f"must be a list of 1 to {MAX_ENTRIES:,} entries")
@@ -126,9 +119,9 @@ ByChannelPositive = Annotated[float | tuple[float, ...], _by_channel(validate.po
 Pixels = Annotated[int, obeys(validate.pixels)]
 Seed = Annotated[int, obeys(validate.seed)]
 Flag = Annotated[bool, obeys(validate.boolean)]
-Name = Annotated[str, obeys(_text(200))]
-Title = Annotated[str, obeys(_text(1000))]
-Folder = Annotated[str, obeys(_text(4000))]
+Name = Annotated[str, obeys(validate.text_up_to(200))]
+Title = Annotated[str, obeys(validate.text_up_to(1000))]
+Folder = Annotated[str, obeys(validate.text_up_to(4000))]
 Seeds = Annotated[list[Seed], non_empty_list]
 StepSizes = Annotated[list[Positive], non_empty_list]
 Numbers = Annotated[list[Annotated[int | float, obeys(validate.number)]], non_empty_list]

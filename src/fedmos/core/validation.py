@@ -76,6 +76,14 @@ boolean = Rule("true or false", lambda v: isinstance(v, bool))
 none = Rule("None", lambda v: v is None)
 
 
+def text_up_to(most: int) -> Rule:
+    """Return the rule that a value is a text of printable characters, not empty and not longer than `most`."""
+    return Rule(
+        f"a text of 1 to {most:,} printable characters",
+        lambda v: isinstance(v, str) and 0 < len(v) <= most and v.isprintable(),
+    )
+
+
 def one_of(*options: Any) -> Rule:
     """Return the rule that a value is one of `options`; 1, 1.0 and True are different values."""
     return Rule(

@@ -15,7 +15,18 @@ from ..core.formatting import format_value
 from ..core.history import Record
 from ..core.losses import Loss, LossFunction
 from ..core.precision import Precision
-from ..core.validation import LARGE, LOCAL, Rule, boolean, count, non_negative, one_of, positive, require, whole_number
+from ..core.validation import (
+    LARGE,
+    LOCAL,
+    Rule,
+    boolean,
+    count,
+    non_negative,
+    one_of,
+    positive,
+    require,
+    whole_number,
+)
 from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
 from ..engine.lr_schedule import Decay
