@@ -165,6 +165,7 @@ FIELDS = {
     "on_bad_update": word("stop", "drop"),
     "out": text(4000),
     "checkpoint_every": COUNT,
+    "label": text(200),
     "diagnostics": COUNT,
     "title": text(1000),
     "light": lambda v: type(v) is bool,
@@ -231,7 +232,7 @@ def faults(table, kind):
 
     known = {*FIELDS, "data", "model", "target", "lr_decay", "availability", "system"}
     known |= {"algorithm", "selection"} if kind == "run" else {"seeds", "methods", "tune"}
-    known -= {"title", "light"} if kind == "run" else {"seed", "out", "checkpoint_every"}
+    known -= {"title", "light"} if kind == "run" else {"seed", "out", "checkpoint_every", "label"}
     found += [name for name in table if name not in known]
     found += [name for name in ("rounds", "data", "model") if name not in table]
     if ("local_steps" in table) == ("local_epochs" in table):

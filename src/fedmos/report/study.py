@@ -166,7 +166,8 @@ def _run(folder: Path) -> ReportSource:
 def _single(result: Result) -> MethodResult:
     algorithm = algorithm_of(result.info)
     lr = algorithm.fields.get("lr")
-    return MethodResult.of(algorithm.name, None if lr is None else float(lr), {int(result.info["seed"]): result})
+    label = result.info.get("label") or algorithm.name
+    return MethodResult.of(label, None if lr is None else float(lr), {int(result.info["seed"]): result})
 
 
 def _gather(sources: list[ReportSource]) -> list[MethodResult]:

@@ -150,7 +150,7 @@ class Run:
     def play(self) -> Result:
         """The whole run."""
         if Progress.wanted() and self.ranks.first:
-            self.watchers.append(Progress(type(self.state.algorithm).__name__))
+            self.watchers.append(Progress(self.spec.label or type(self.state.algorithm).__name__))
         with closing(self), arithmetic(self.task.model.precision):
             self.begin()
             first = self.state.t

@@ -25,6 +25,7 @@ from ..core.validation import (
     one_of,
     positive,
     require,
+    text_up_to,
     whole_number,
 )
 from ..core.validation import seed as seed_rule
@@ -217,6 +218,13 @@ class RunSpec:
         'At a non-finite update, "stop" (DivergenceError) or "drop" the client for the round.',
         one_of("stop", "drop"),
         default="stop",
+    )
+    label: str | None = option(
+        "Label of the run in its progress bar and in reports; by default the name of the algorithm.",
+        text_up_to(200),
+        default=None,
+        resume="may change",
+        per_run=True,
     )
     callbacks: Sequence[Callback | Callable[[Record], Any]] = option(
         "`Callback` objects, or functions of a round's record.",
