@@ -13,10 +13,11 @@ from pydantic import create_model, model_validator
 from ..core.history import METRICS
 from ..core.validation import whole_number
 from ..data.federated import FederatedData
+from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..run.build import build_task
-from ..run.preflight import check_fit, check_parts, check_precision, check_target, find_device
+from ..run.preflight import check_parts, check_precision, check_target, find_device
 from ..run.result import Result
 from ..run.run import Run
 from ..run.spec import RunSpec

@@ -24,10 +24,11 @@ from ..engine.local_backend import LocalBackend
 from ..engine.sampling import cohort_size
 from ..engine.state import initial_client_state
 from ..engine.task import on_device
+from ..engine.task_check import check_fit
 from ..evaluation.metrics import Evaluator
 from ..rng import signed
 from ..run.build import build_task
-from ..run.preflight import check_fit, find_device
+from ..run.preflight import find_device
 from ..selection.selector import REPORTS
 from . import wire
 from .client_folder import RUN_ID, ClientFolder

@@ -1,18 +1,16 @@
-"""Checks before the first round: whether the options of a run fit together, and the model fits the data."""
+"""Checks before the first round: whether the options of a run fit together, and training the model repeats."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.formatting import format_value, one_line
+from ..core.formatting import format_value
 from ..core.history import METRICS
-from ..core.losses import PADDING
 from ..core.metric_names import target_rule
 from ..core.precision import Precision
 from ..core.validation import require, suggest
@@ -97,118 +95,6 @@ def check_target(target: Mapping[str, float] | None, measurable: list[str]) -> M
             )
         require("run", f"target[{metric!r}]", value, target_rule(metric))
     return {metric: float(value) for metric, value in target.items()}
-
-
-@torch.no_grad()
-def check_fit(task: Task) -> None:
-    """Run a few samples through model and loss, and compare the labels with the outputs."""
-    if task.data.augment is not None and task.data.x.ndim != 4:
-        raise ValueError(
-            f"Cannot augment samples of shape {tuple(task.data.x.shape[1:])} because they are not images (channels, "
-            "height, width)"
-        )
-    _check_finite(task)
-    # The last sample of some clients and the first of the next: classes differ there if they do anywhere.
-    edges = task.data.offsets[1:3]
-    entries = torch.cat([edges - 1, edges]).clamp(max=int(task.data.offsets[-1]) - 1)
-    entries = torch.cat([entries, _extremes(task.data.x, task.data.index, task)]).unique()
-    inputs, targets = task.samples(entries.to(task.model.device))
-    outputs = _outputs(task, inputs)
-    if task.data.test is not None:
-        tested = task.data.test[0]
-        _outputs(task, task.inputs(tested[_extremes(tested, None, task).to(tested.device)]))
-    if not isinstance(outputs, Tensor) or outputs.ndim == 0 or len(outputs) != len(inputs):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(f"Cannot train the model because it must return a tensor with a row per sample, got {got}")
-    if task.loss.named == "cross_entropy":
-        _check_labels(task, outputs, targets)
-    elif task.loss.named is not None and outputs.shape != targets.shape:
-        raise ValueError(
-            f"Cannot train the model because its output has shape {tuple(outputs.shape)} and the targets "
-            f"{tuple(targets.shape)}; for {task.loss.name!r} they must agree"
-        )
-    if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for y in _targets(task)):
-        raise ValueError("Cannot use bce because some targets are not in [0, 1]; use loss='mse'")
-    try:
-        loss, terms = float(task.loss.mean(outputs, targets)), task.loss.each_or_loop(outputs, targets)
-    except Exception as error:
-        raise ValueError(
-            f"Cannot apply the loss to the model's output because it fails there: {one_line(str(error))}"
-        ) from error
-    if math.isfinite(loss) and abs(loss - float(terms.mean())) > 1e-3 * (1 + abs(loss)):
-        raise ValueError(
-            f"run: 'loss' must be a mean over the samples of a batch, but on {len(terms)} samples it is {loss:.4g} "
-            f"and the mean of its values on each alone {float(terms.mean()):.4g}"
-        )
-
-
-def _outputs(task: Task, inputs: Tensor) -> Any:
-    module = task.model.module.eval()
-    try:
-        return task.model(task.model.initial(), inputs)
-    except Exception as error:  # whatever a user's forward raises, it is about these inputs
-        raise ValueError(
-            f"Cannot run the model on samples of shape {tuple(inputs.shape[1:])} ({inputs.dtype}) because it fails "
-            f"there: {one_line(str(error))}"
-        ) from error
-    finally:
-        module.train()
-
-
-def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:
-    """Entries of the samples with the smallest and the largest number, where those are symbols a model looks up."""
-    if x.is_floating_point() or task.data.normalize is not None:
-        return torch.zeros(1, dtype=torch.int64)
-    rows = x.flatten(1) if x.ndim > 1 else x[:, None]
-    low, high = rows.amin(1).long(), rows.amax(1).long()
-    if index is not None:
-        low, high = low[index], high[index]
-    return torch.stack([low.argmin(), high.argmax()]).cpu()
-
-
-def _targets(task: Task) -> list[Tensor]:
-    """Targets of training and testing."""
-    data = task.data
-    return [data.y if data.index is None else data.y[data.index], *([] if data.test is None else [data.test[1]])]
-
-
-def _check_finite(task: Task) -> None:
-    """Weights that are numbers, and samples that still are in the run's dtype."""
-    if not bool(task.model.initial().isfinite().all()):
-        raise ValueError("Cannot train the model because its initial weights are not finite; use a new model")
-    most, data = torch.finfo(task.model.dtype).max, task.data
-    for who, pair in (("training", (data.x, data.y)), ("test", data.test or ())):
-        for v in pair:
-            if not v.is_floating_point():
-                continue
-            largest = max((float(end.double().abs()) for end in torch.aminmax(v)), key=lambda w: (math.isnan(w), w))
-            if not largest <= most:
-                raise ValueError(
-                    f"Cannot train on the {who} samples because they hold {largest:.3g}, which is no number of "
-                    f"{str(task.model.dtype).removeprefix('torch.')}; use other samples or dtype=torch.float64"
-                )
-
-
-def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
-    if targets.is_floating_point():
-        raise ValueError("Cannot use cross_entropy because the targets are not class numbers; use loss='mse'")
-    if outputs.ndim != targets.ndim + 1:
-        raise ValueError(
-            f"Cannot train the model because its output has shape {tuple(outputs.shape)} where labels of shape "
-            f"{tuple(targets.shape)} need one more axis, of classes"
-        )
-    for who, y in zip(("training", "test"), _targets(task), strict=False):
-        if y.ndim > 1:
-            y = y.to(torch.int64)
-            y = y.where(y != PADDING, 0)
-        low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
-        if low < 0:
-            raise ValueError(f"Cannot train the model because {who} labels must be ≥ 0, got {low}")
-        if high >= classes:
-            raise ValueError(
-                f"Cannot train the model because it has {classes} outputs and {who} labels go up to {high}; "
-                f"use a model with at least {high + 1} classes"
-            )
 
 
 @contextmanager

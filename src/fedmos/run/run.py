@@ -24,6 +24,7 @@ from ..engine.round import DivergenceError, play_round
 from ..engine.sampling import cohort_size
 from ..engine.state import FederatedState
 from ..engine.task import DeviceCache, Task, on_device
+from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..storage import RunFolder, Snapshot
@@ -32,7 +33,7 @@ from .backends import BackendFactory, BackendSetting, local_backend
 from .build import build_task
 from .callbacks import Progress
 from .info import RunInfo
-from .preflight import check_fit, check_parts, check_precision, check_target, find_device, repeatable
+from .preflight import check_parts, check_precision, check_target, find_device, repeatable
 from .result import Result
 from .resume import check_unchanged
 from .spec import RunSpec

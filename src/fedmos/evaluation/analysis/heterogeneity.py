@@ -25,8 +25,8 @@ from ...engine.local_backend import LocalBackend
 from ...engine.round import dry_run
 from ...engine.state import FederatedState, initial_client_state
 from ...engine.task import Task, on_device
+from ...engine.task_check import check_fit
 from ...rng import Purpose, choose, stream
-from ...run.preflight import check_fit
 from ...selection import Full
 
 _NUMBERS_AT_ONCE = 2**24
