@@ -25,6 +25,7 @@ from . import registry
 from .errors import error_location, table_error
 from .fields import Choice, Count, Flag, Seed, Space, Strict, build, obeys, one_of_names
 from .options import option_fields
+from .stored_model import build_model
 from .tables import DeployConfig
 
 _BY_CALLER = ("algorithm", "selection", "seed", "out", "checkpoint_every")
@@ -110,10 +111,8 @@ class Training(TrainingOptions):
         return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
-        """Build the model. Its initial weights follow the run's seed unless the table `model` has a seed."""
-        choice = self.model if "seed" in self.model.fields else self.model.but(seed=seed)
-        model: torch.nn.Module = build("model", choice, registry.models())
-        return model
+        """Build the model of a run with this seed."""
+        return build_model(self.model, seed)
 
 
 def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> None:

@@ -75,6 +75,8 @@ class History:
         (3, [1, 2, 3])
         >>> history.to_dict()["round"]
         [1, 2, 3]
+        >>> history
+        History(3 rounds, train_loss ..., accuracy ..., ... MB)
     """
 
     def __init__(self, records: list[Record] | None = None) -> None:
@@ -88,6 +90,20 @@ class History:
 
     def __getitem__(self, i: int) -> Record:
         return self._records[i]
+
+    def __repr__(self) -> str:
+        return f"History({self.summary()})"
+
+    def summary(self) -> str:
+        """Return rounds, the last value of every metric, and megabytes sent, in one line."""
+        parts = [f"{len(self)} round{'' if len(self) == 1 else 's'}"]
+        for metric in METRICS:
+            values = (getattr(record, metric) for record in reversed(self._records))
+            if (value := next((v for v in values if v is not None), None)) is not None:
+                parts.append(f"{metric} {value:.4g}")
+        if self._records:
+            parts.append(f"{self.bytes_until(self._records[-1]) / 1e6:.4g} MB")
+        return ", ".join(parts)
 
     def append(self, record: Record) -> None:
         """Append the record of the next round."""

@@ -27,10 +27,15 @@ def evaluation_mode(task: Task) -> Iterator[None]:
 
 
 def samples_at_once(task: Task, x: Tensor) -> int:
-    """Return how many samples to evaluate together: fewer where the model has many outputs per sample."""
-    most = SAMPLES_AT_ONCE * (1 if x.device.type == "cpu" else 8)
+    """Return how many samples to evaluate together."""
     inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=x.device))
-    return max(1, min(most, _SCORES_AT_ONCE // task.model(x, inputs).numel()))
+    return most_at_once(x.device, task.model(x, inputs).numel())
+
+
+def most_at_once(device: torch.device, outputs: int) -> int:
+    """Return how many samples to evaluate together: fewer where the model has many outputs per sample."""
+    most = SAMPLES_AT_ONCE * (1 if device.type == "cpu" else 8)
+    return max(1, min(most, _SCORES_AT_ONCE // outputs))
 
 
 def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

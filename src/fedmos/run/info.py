@@ -12,6 +12,7 @@ import torch
 from ..core.version import __version__
 from ..engine.execution_plan import ExecutionPlan
 from ..engine.task import Task
+from .model_record import ModelRecord
 from .options import options_of
 from .spec import RunSpec
 
@@ -38,6 +39,8 @@ class RunInfo(Mapping[str, Any]):
     """Fingerprint of the model, where the run has a folder."""
     data: str | None = None
     """Fingerprint of the data, where the run has a folder."""
+    inference: dict[str, Any] | None = None
+    """Normalisation and shape of the inputs, and hashes of the model; see `ModelRecord`."""
     engine: str | None = None
     compiled: bool | None = None
     chunk: int | None = None
@@ -74,6 +77,7 @@ class RunInfo(Mapping[str, Any]):
             versions={"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
             model=task.model.fingerprint() if kept else None,
             data=spec.data.fingerprint() if kept else None,
+            inference=ModelRecord.of(spec).to_json(),
         )
 
     @classmethod

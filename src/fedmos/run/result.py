@@ -5,33 +5,92 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..algorithm import Vectors
 from ..core.flat_model import load_flat
+from ..core.formatting import format_value, one_line
+from ..data.normalize import Normalize
 from ..storage import RunFolder, Snapshot
 from .info import RunInfo
+from .model_record import KEY, ModelRecord, check_same_model
+from .model_source import find_model
+from .prediction import Predictor
 
 _log = logging.getLogger("fedmos")
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, repr=False)
 class Result(Snapshot):
-    """Model, state and history of a run, finished or interrupted."""
+    """Model, state and history of a run, finished or interrupted.
+
+    Example:
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=1, batch_size=8)
+        >>> result
+        Result(FedAvg(lr=0.1, server_lr=1.0), Uniform(m=3, ...), 2 rounds, ..., 0.0312 MB)
+    """
 
     info: RunInfo
     """The options of the run, its execution and its outcome; also a mapping, e.g. `result.info["engine"]`."""
-    _model: nn.Module | None = field(default=None, repr=False)
+    _model: nn.Module | None = None
+    _folder: Path | None = None
+    """The folder from which the result was loaded."""
+    _predictor: Predictor | None = None
+
+    def __repr__(self) -> str:
+        what = [one_line(str(self.info[name]), 80) for name in ("algorithm", "selection") if name in self.info]
+        return f"Result({', '.join([*what, self.history.summary(), *(['interrupted'] if self.interrupted else [])])})"
 
     @property
     def model(self) -> nn.Module:
-        """The caller's module with the final parameters."""
+        """The trained model in evaluation mode. It takes normalised inputs; `predict` takes raw ones.
+
+        For a result that was loaded without a model, it is built as the configuration in the run's folder says.
+
+        Raises:
+            ValueError: If the folder does not say how to build the model.
+        """
         if self._model is None:
-            raise ValueError("Cannot give the model because only its numbers were saved; use Result.load(path, model)")
+            found = None if self._folder is None else find_model(self._folder, self.info)
+            if found is None:
+                raise ValueError(
+                    "Cannot give the model because only its numbers were saved; use Result.load(path, model)"
+                )
+            self._model = _filled(found, self)
         return self._model
+
+    def predict(self, x: Any) -> Tensor:
+        """Return the model's outputs for raw inputs, computed as in the evaluation of the run.
+
+        Inputs are prepared as the federation's are (normalisation and dtype) and go through the model in evaluation
+        mode and the run's precision, part by part, on the run's device if this machine has it.
+
+        Args:
+            x: A batch of inputs like the federation's before normalisation: a tensor or an array.
+
+        Returns:
+            The outputs of all samples, on the CPU.
+
+        Raises:
+            ValueError: If the inputs are not like those of the run, the model cannot be built, or the run's folder was
+                written by an earlier version, which did not record the normalisation.
+
+        Example:
+            >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=1, batch_size=8)
+            >>> x, y = data.test
+            >>> accuracy = (result.predict(x).argmax(1) == y).double().mean()
+            >>> round(float(accuracy), 6) == round(result.history[-1].accuracy, 6)
+            True
+        """
+        if self._predictor is None:
+            self._predictor = Predictor(self.model, self.params, ModelRecord.required(self.info), self.info)
+        return self._predictor(x)
 
     def client_state(self, i: int) -> Vectors:
         """What client i keeps; empty if the algorithm keeps nothing or the client never took part."""
@@ -73,10 +132,24 @@ class Result(Snapshot):
             folder.close()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: nn.Module | None = None) -> Result:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        normalize: Normalize | Literal["recorded"] | None = "recorded",
+    ) -> Result:
         """Read a saved result, or the newest checkpoint of a run.
 
-        With `model`, a module of the run's shape, its `model` is available too.
+        Args:
+            path: The folder of the run or the saved result.
+            model: The model of the run. A run of the command line does not need it: its configuration names the model.
+            normalize: The normalisation of the run's data, None for no normalisation. It is only needed for `predict`
+                with the result of an earlier version, which did not record it.
+
+        Raises:
+            FileNotFoundError: If there is no result.
+            ValueError: If the files are damaged, `model` is not the run's, or `normalize` differs from what the run
+                recorded.
         """
         checkpoints = RunFolder(path).checkpoints
         if not checkpoints.exist():
@@ -87,11 +160,29 @@ class Result(Snapshot):
             raise ValueError(f"Cannot load a result from {path} because its files are damaged: {damage}")
         if damage:
             _log.warning("The result in %s is of round %d, because of %s", path, len(snapshot.history), damage)
-        found = vars(snapshot) | {"info": RunInfo.from_json(snapshot.info)}
-        return cls(**found, _model=None if model is None else _filled(model, snapshot.params))
+        info = snapshot.info if normalize == "recorded" else _with_normalization(snapshot.info, normalize)
+        result = cls(**vars(snapshot) | {"info": RunInfo.from_json(info)}, _folder=Path(path))
+        if model is not None:
+            result._model = _filled(model, result)
+        return result
 
 
-def _filled(model: nn.Module, params: Tensor) -> nn.Module:
-    model = copy.deepcopy(model).to(device=torch.device("cpu"), dtype=params.dtype)
-    load_flat(model, params)
-    return model
+def _filled(model: nn.Module, result: Result) -> nn.Module:
+    """Return a copy of the model with the parameters of the result, in evaluation mode."""
+    check_same_model(model, result.info)
+    model = copy.deepcopy(model).to(device=torch.device("cpu"), dtype=result.params.dtype)
+    load_flat(model, result.params)
+    return model.eval()
+
+
+def _with_normalization(info: Mapping[str, Any], normalize: Normalize | None) -> dict[str, Any]:
+    """Return the info with the normalisation that the caller gives."""
+    if not isinstance(normalize, Normalize | None):
+        raise ValueError(f"Result.load: 'normalize' must be a fedmos.Normalize or None, got {format_value(normalize)}")
+    record = ModelRecord.from_info(info)
+    if record is not None and record.normalize != normalize:
+        raise ValueError(
+            f"Cannot load the result with normalize={normalize} because the run recorded {record.normalize}; leave "
+            "'normalize' out"
+        )
+    return {**info, KEY: (record or ModelRecord(normalize=normalize)).to_json()}

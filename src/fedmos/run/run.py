@@ -252,7 +252,8 @@ class Run:
         if self.task.compiled:
             self.info.compile_seconds = round(self.task.program.seconds, 1)
         snapshot = self.state.snapshot({}, interrupted)
-        return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=self.task.model.module_with(self.state.x))
+        model = self.task.model.module_with(self.state.x).eval()
+        return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=model)
 
     def end(self, interrupted: bool = False) -> Result:
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:

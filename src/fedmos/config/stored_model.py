@@ -1,0 +1,53 @@
+"""The model of a run from the configuration in its folder."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from . import registry
+from .fields import Choice, build
+
+RUN_FILE = "config.toml"
+COMPARISON_FILE = "comparison.toml"
+"""The configuration of a comparison, two folders above the folders of its runs."""
+
+
+def stored_model(folder: Path, info: Mapping[str, Any]) -> nn.Module | None:
+    """Build the model that the configuration of a run, or of the comparison it belongs to, names.
+
+    Args:
+        folder: The run's folder.
+        info: What the run recorded about itself; its seed determines the initial weights.
+
+    Returns:
+        The model, or None for a run that was started from Python.
+
+    Raises:
+        ConfigError: If the configuration names a model that does not exist.
+    """
+    for path in (folder / RUN_FILE, folder.absolute().parent.parent / COMPARISON_FILE):
+        choice = _choice(path)
+        if choice is not None:
+            return build_model(choice, int(info["seed"]))
+    return None
+
+
+def build_model(choice: Choice, seed: int) -> nn.Module:
+    """Build a model. Its initial weights follow the run's seed unless the table `model` has a seed."""
+    model: nn.Module = build("model", choice if "seed" in choice.fields else choice.but(seed=seed), registry.models())
+    return model
+
+
+def _choice(path: Path) -> Choice | None:
+    """Read the table `model` of a configuration; None if there is none."""
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+        return None if table.get("from_python") else Choice.model_validate(table.get("model"))
+    except (OSError, ValueError, RecursionError, ValidationError):
+        return None

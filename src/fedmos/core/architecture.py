@@ -1,0 +1,54 @@
+"""Hashes of a module: of its architecture, and of the values that training does not change."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+_TORCH_OWN = {"training", *vars(nn.Module())}
+
+
+def architecture_hash(module: nn.Module) -> str:
+    """Return a hash of the layers of a module, and of the names and shapes of its parameters, but not their values.
+
+    Two modules of one user-defined class differ if attributes such as numbers, strings or functions do. The hash is the
+    same in every process and on every device.
+    """
+    digest = hashlib.sha256(_ADDRESS.sub("", repr(module)).encode())
+    for name, parameter in module.named_parameters():
+        digest.update(repr((name, tuple(parameter.shape), parameter.requires_grad)).encode())
+    for name, layer in module.named_modules():
+        if not type(layer).__module__.startswith("torch."):  # the repr of PyTorch's layers is complete
+            attributes = {k: _describe(v) for k, v in vars(layer).items() if k not in _TORCH_OWN}
+            digest.update(repr((name, type(layer).__qualname__, sorted(attributes.items()))).encode())
+    return digest.hexdigest()[:16]
+
+
+def constants_hash(module: nn.Module, dtype: torch.dtype) -> str:
+    """Return a hash of the values of buffers and frozen parameters in the run's dtype."""
+    digest = hashlib.sha256()
+    for name, value in _constants(module):
+        value = value.detach().cpu().resolve_conj().resolve_neg()
+        value = value.to(dtype) if value.is_floating_point() else value
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from ((name, value) for name, value in module.named_parameters() if not value.requires_grad)
+    yield from module.named_buffers()
+
+
+def _describe(value: object) -> str:
+    """Describe an attribute by its value if it is plain, by its name if it has one, or else by its type."""
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return repr([_describe(item) for item in value])
+    return str(getattr(value, "__qualname__", type(value).__qualname__))

@@ -1,0 +1,113 @@
+"""What a run records about its model and inputs, so that a saved model predicts as it was evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.architecture import architecture_hash, constants_hash
+from ..core.flat_model import FlatModel
+from ..data.normalize import Normalize
+from .spec import RunSpec
+
+KEY = "inference"
+"""The entry of a run's info that holds the record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord:
+    """The architecture of a model and the inputs that it was trained on."""
+
+    normalize: Normalize | None
+    """The normalisation that evaluation applied; None for no normalisation."""
+    shape: tuple[int, ...] | None = None
+    """The shape of a sample; None if it is not known."""
+    dtype: torch.dtype | None = None
+    """The dtype of the federation's inputs; None if it is not known."""
+    architecture: str | None = None
+    """See `architecture_hash`."""
+    constants: str | None = None
+    """See `constants_hash`."""
+
+    @classmethod
+    def of(cls, spec: RunSpec) -> ModelRecord:
+        """Describe the model and the inputs of a run."""
+        return cls(
+            normalize=spec.data.normalize,
+            shape=tuple(spec.data.x.shape[1:]),
+            dtype=spec.data.x.dtype,
+            architecture=architecture_hash(spec.model),
+            constants=constants_hash(spec.model, spec.dtype),
+        )
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> ModelRecord | None:
+        """Read the record of a run; None for a run of an earlier version, which has none."""
+        table = info.get(KEY)
+        if table is None:
+            return None
+        normalize, dtype, shape = (table[name] for name in ("normalize", "dtype", "shape"))
+        return cls(
+            normalize=None if normalize is None else Normalize(**normalize),
+            shape=None if shape is None else tuple(shape),
+            dtype=None if dtype is None else getattr(torch, dtype),
+            architecture=table["architecture"],
+            constants=table["constants"],
+        )
+
+    @classmethod
+    def required(cls, info: Mapping[str, Any]) -> ModelRecord:
+        """Read the record of a run whose inputs must be known."""
+        record = cls.from_info(info)
+        if record is None:
+            raise ValueError(
+                "Cannot predict because the run was saved by an earlier version, which did not record the "
+                "normalisation of its inputs; use Result.load(path, model, normalize=data.normalize)"
+            )
+        return record
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON."""
+        return {
+            "normalize": None if self.normalize is None else asdict(self.normalize),
+            "shape": None if self.shape is None else list(self.shape),
+            "dtype": None if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            "architecture": self.architecture,
+            "constants": self.constants,
+        }
+
+
+def check_same_model(model: nn.Module, info: Mapping[str, Any]) -> None:
+    """Refuse a model that is not the one of the run.
+
+    Raises:
+        ValueError: If its architecture differs, or the values of its buffers or frozen parameters do.
+    """
+    record, dtype = ModelRecord.from_info(info), dtype_of(info)
+    if record is not None and record.architecture is not None:
+        same = architecture_hash(model) == record.architecture
+    elif info.get("model") is not None:  # a folder of an earlier version
+        same = FlatModel(model, torch.device("cpu"), dtype).fingerprint() == info["model"]
+    else:
+        same = True
+    if not same:
+        raise ValueError(
+            f"Cannot load the result into this {type(model).__name__} because its architecture is not the run's: its "
+            "layers, parameters or attributes differ; use the model that was given to the run"
+        )
+    if record is not None and record.constants not in (None, constants_hash(model, dtype)):
+        raise ValueError(
+            f"Cannot load the result into this {type(model).__name__} because its buffers or frozen parameters have "
+            "other values than the run's, and a result holds the trained parameters only; use the model that was "
+            "given to the run"
+        )
+
+
+def dtype_of(info: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype of a run."""
+    dtype: torch.dtype = getattr(torch, info["dtype"])
+    return dtype
