@@ -45,3 +45,8 @@ def test_example(name, names, tmp_path, monkeypatch):
     report = []
     runner.run(example, out=report.append)
     assert runner.failures == 0, "".join(report)
+
+
+def test_every_public_name_has_an_example():
+    missing = {name for name in fm.__all__ if name != "__version__" and "Example" not in getattr(fm, name).__doc__}
+    assert missing <= {"Result", "run_many"}

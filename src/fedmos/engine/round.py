@@ -26,6 +26,13 @@ class DivergenceError(RuntimeError):
 
     Attributes:
         result: The `Result` of the run up to the round before.
+
+    Example:
+        >>> try:
+        ...     fm.run(model, data, fm.FedAvg(lr=1e38), fm.Full(), rounds=5, local_steps=5, batch_size=8)
+        ... except fm.DivergenceError as error:
+        ...     print(len(error.result.history))
+        0
     """
 
     result: Any

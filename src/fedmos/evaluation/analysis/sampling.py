@@ -145,7 +145,7 @@ def selection_skew(
 
     Example:
         >>> p, losses = torch.full((4,), 0.25), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
-        >>> fm.analysis.selection_skew(fm.PowerOfChoice(m=1, d=4), p, losses)
+        >>> fm.analysis.selection_skew(fm.PowerOfChoice(m=1, d=4), p, losses, draws=100)
         1.6
     """
     p = torch.as_tensor(p, dtype=torch.float64)
