@@ -15,7 +15,7 @@ from .config.registry import algorithms, availabilities, partitions, selectors
 from .core.callback import Callback
 from .core.history import History, Record
 from .core.version import __version__
-from .data import Augment, Dataset, FederatedData, Normalize, datasets, partition
+from .data import Augment, Dataset, Encoding, FederatedData, Normalize, datasets, partition
 from .engine.round import DivergenceError
 from .engine.simulated_clock import Constant, LogNormal, PerClient, System
 from .evaluation import analysis
@@ -48,6 +48,7 @@ __all__ = [
     "Dataset",
     "Diagnostics",
     "DivergenceError",
+    "Encoding",
     "FederatedData",
     "Gradient",
     "History",

@@ -4,6 +4,7 @@ from . import datasets, partition
 from .augment import Augment
 from .dataset import Dataset
 from .federated import FederatedData
+from .importers.encoding import Encoding
 from .normalize import Normalize
 
-__all__ = ["Augment", "Dataset", "FederatedData", "Normalize", "datasets", "partition"]
+__all__ = ["Augment", "Dataset", "Encoding", "FederatedData", "Normalize", "datasets", "partition"]

@@ -23,6 +23,7 @@ from .partition.split import ClientSplit, Partition
 
 if TYPE_CHECKING:
     from .augment import Augment
+    from .importers.encoding import Encoding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +59,8 @@ class Dataset:
     """The names of the owners."""
     labels: Sequence[str] | None = None
     """The names of the classes."""
+    encoding: Encoding | None = None
+    """How the columns of a table became the inputs."""
 
     def __repr__(self) -> str:
         tests = 0 if self.y_test is None else len(self.y_test)
@@ -141,6 +144,7 @@ class Dataset:
             augment=self.augment,
             names=names,
             labels=self.labels,
+            encoding=self.encoding,
         )
 
     def _split(self, scheme: Partition, clients: int | None, seed: int) -> ClientSplit:

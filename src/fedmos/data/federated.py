@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,18 @@ from torch import Tensor
 
 from .arrays import client_arrays, importance_of, is_index, is_offsets, offsets_of
 from .augment import Augment
+from .importers.methods import Importers
 from .normalize import Normalize
 
 if TYPE_CHECKING:
     from .describe import Description
-    from .partition import Partition
+    from .importers.encoding import Encoding
 
 Arrays = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class FederatedData:
+class FederatedData(Importers):
     """The samples of every client, and a common test set.
 
     Create it with one of the `from_…` methods, or with `Dataset.partition`.
@@ -56,6 +56,8 @@ class FederatedData:
     """The names of the clients, if they have names."""
     labels: Sequence[str] | None = None
     """The names of the classes."""
+    encoding: Encoding | None = None
+    """How the columns of a table became the inputs; `encoding.transform(table)` applies it to new rows."""
 
     @classmethod
     def from_arrays(
@@ -94,135 +96,6 @@ class FederatedData:
             importance=importance_of(sizes, importance),
             test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
         )
-
-    @classmethod
-    def from_folder(
-        cls,
-        root: str | os.PathLike[str],
-        partition: Partition | None = None,
-        clients: int | None = None,
-        seed: int = 0,
-        size: int | tuple[int, int] | None = None,
-    ) -> FederatedData:
-        """Create a federation from folders of images: CLIENT/CLASS/image, or CLASS/image with a `partition`.
-
-        A folder "test" (CLASS/image) next to a folder "train" is the test set. Needs Pillow.
-
-        Args:
-            root: The folder.
-            partition: Divides the images among clients (default: by the CLIENT folders).
-            clients: Number of clients.
-            seed: Seed of the partition.
-            size: Height and width to which images are resized; without it, all images must have the same size.
-
-        Raises:
-            ValueError: If an argument or an image is invalid.
-            FileNotFoundError: If `root` is not a folder.
-
-        Example:
-            ```python
-            data = fm.FederatedData.from_folder("photos", fm.partition.Dirichlet(alpha=0.3), clients=20, size=32)
-            ```
-        """
-        from .importers.folder import dataset_from_folder
-
-        return dataset_from_folder(root, size).federate("from_folder", partition, clients, seed)
-
-    @classmethod
-    def from_frame(
-        cls,
-        frame: Any,
-        client_column: Hashable | None = None,
-        target_column: Hashable | None = None,
-        input_columns: Hashable | Sequence[Hashable] | None = None,
-        test: Any = None,
-        partition: Partition | None = None,
-        clients: int | None = None,
-        seed: int = 0,
-    ) -> FederatedData:
-        """Create a federation from a table.
-
-        Args:
-            frame: A pandas or polars frame, a pyarrow table, or the path of a parquet file.
-            client_column: Rows with the same value in this column belong to one client.
-            target_column: The column of targets (default: "label", "target" or "y").
-            input_columns: Columns of numbers, or one column of lists or encoded images (default: all other columns).
-            test: A table with the test set.
-            partition: Divides the rows among clients; needed without `client_column`.
-            clients: Number of clients.
-            seed: Seed of the partition.
-
-        Raises:
-            ValueError: If an argument or a column is invalid.
-            FileNotFoundError: If the parquet file does not exist.
-
-        Example:
-            >>> import pandas
-            >>> frame = pandas.DataFrame({"user": ["a", "a", "b"], "height": [1.0, 2.0, 3.0], "label": [0, 1, 1]})
-            >>> fm.FederatedData.from_frame(frame, client_column="user").names
-            ['a', 'b']
-        """
-        from .importers.frame import dataset_from_frame
-
-        dataset = dataset_from_frame(frame, client_column, target_column, input_columns, test)
-        return dataset.federate("from_frame", partition, clients, seed)
-
-    @classmethod
-    def from_hf(
-        cls,
-        dataset: Any,
-        client_column: Hashable | None = None,
-        target_column: Hashable | None = None,
-        input_columns: Hashable | Sequence[Hashable] | None = None,
-        test: Any = None,
-        partition: Partition | None = None,
-        clients: int | None = None,
-        seed: int = 0,
-    ) -> FederatedData:
-        """Create a federation from a Hugging Face data set. Arguments that are not listed are those of `from_frame`.
-
-        Args:
-            dataset: A `Dataset`, or a `DatasetDict` with splits "train" and optionally "test".
-            input_columns: As in `from_frame`. The column of a Flower partitioner is not an input by default.
-            test: A `Dataset` with the test set.
-            partition: As in `from_frame`; it can be a Flower Datasets partitioner.
-
-        Raises:
-            ValueError: If an argument or a column is invalid.
-
-        Example:
-            ```python
-            femnist = datasets.load_dataset("flwrlabs/femnist")
-            data = fm.FederatedData.from_hf(femnist, client_column="writer_id", target_column="character")
-            ```
-        """
-        from .importers.hf import dataset_from_hf
-
-        made, scheme = dataset_from_hf(dataset, client_column, target_column, input_columns, test, partition)
-        return made.federate("from_hf", scheme, clients, seed)
-
-    @classmethod
-    def from_flower(cls, partitioner: Any, test: Any = None, **columns: Any) -> FederatedData:
-        """Create a federation from a Flower Datasets partitioner.
-
-        Args:
-            partitioner: A partitioner with a data set.
-            test: A Hugging Face `Dataset` with the test set.
-            columns: `target_column` and `input_columns`, as in `from_hf`.
-
-        Raises:
-            ValueError: If the partitioner has no data set, or a column is invalid.
-
-        Example:
-            ```python
-            partitioner = flwr_datasets.partitioner.IidPartitioner(num_partitions=10)
-            partitioner.dataset = datasets.load_dataset("ylecun/mnist", split="train")
-            data = fm.FederatedData.from_flower(partitioner)
-            ```
-        """
-        from .partition.flower import FromFlower
-
-        return cls.from_hf(FromFlower(partitioner).dataset, test=test, partition=partitioner, **columns)
 
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> FederatedData:
         """Return the federation with another normalisation or augmentation.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,42 @@ def evaluation_mode(task: Task) -> Iterator[None]:
         yield
     finally:
         module.train(was_training)
+
+
+def with_accepted_inputs(task: Task) -> Task:
+    """Return the task with the integer columns of a table as real numbers, if the model accepts only those.
+
+    Raises:
+        ValueError: If an integer would be rounded.
+    """
+    data, dtype = task.data, task.model.dtype
+    if data.encoding is None or data.x.is_floating_point() or data.normalize is not None:
+        return task
+    if _accepts(task, data.x[:1]) or not _accepts(task, data.x[:1].to(dtype)):
+        return task
+
+    def real(x: Tensor) -> Tensor:
+        rounded = (x.to(dtype).to(torch.int64) != x).any(0).nonzero()
+        if len(rounded):
+            name = data.encoding.features[int(rounded[0])] if data.encoding is not None else ""
+            raise ValueError(
+                f"Cannot use column '{name}' as a number because {str(dtype).removeprefix('torch.')} would round its "
+                "integers; use a model that takes integers (an embedding), or add it to 'categorical'"
+            )
+        return x.to(dtype)
+
+    test = None if data.test is None else (real(data.test[0]), data.test[1])
+    return replace(task, data=replace(data, x=real(data.x), test=test))
+
+
+def _accepts(task: Task, inputs: Tensor) -> bool:
+    """Return whether the model runs on these inputs."""
+    try:
+        with evaluation_mode(task), torch.no_grad():
+            task.model(task.model.initial(), inputs)
+    except Exception:  # whatever the user's forward raises
+        return False
+    return True
 
 
 def samples_at_once(task: Task, x: Tensor) -> int:

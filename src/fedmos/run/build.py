@@ -8,6 +8,7 @@ from torch import Tensor
 from ..core.flat_model import FlatModel
 from ..core.losses import Loss
 from ..data.federated import FederatedData
+from ..engine.inference import with_accepted_inputs
 from ..engine.task import Task
 from .spec import RunSpec
 
@@ -19,7 +20,7 @@ def build_task(
 
     `origin` holds the seed and the number of each client where `data` is a part of the federation.
     """
-    return Task(
+    task = Task(
         model=FlatModel(spec.model, device, spec.dtype, spec.precision),
         data=data,
         loss=Loss(spec.loss),
@@ -31,3 +32,4 @@ def build_task(
         clip=spec.clip,
         origin=origin,
     )
+    return with_accepted_inputs(task)

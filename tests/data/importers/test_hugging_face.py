@@ -21,7 +21,7 @@ def test_hugging_face_data_by_client(numbered):
     data = FederatedData.from_hf(numbered, client_column="user")
     assert data.names == sorted(set(numbered["user"]))
     assert data.labels == ["zebra", "ant", "mole"]
-    assert data.x.dtype == torch.float32
+    assert data.x.dtype == torch.int64
     for i, name in enumerate(data.names):
         assert numbers(data)[i] == [n for n, user in enumerate(numbered["user"]) if user == name]
         assert data.client(i)[1].tolist() == LABELS[numbers(data)[i]].tolist()

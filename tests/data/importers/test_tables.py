@@ -35,7 +35,7 @@ def test_columns_are_chosen_by_name_and_in_the_order_named(kind, tmp_path):
     assert clients(data)[2] == ([[40.0, 3.5]], [1])
     one = FederatedData.from_frame(table, **COLUMNS, input_columns="age")
     assert one.x.shape == (6, 1)
-    assert one.x.dtype == torch.float32
+    assert one.x.dtype == torch.int64
     usual = FederatedData.from_frame(table, client_column="user", input_columns="age")  # "label" is the obvious target
     assert usual.labels == ["cat", "dog", "emu"]
     real = FederatedData.from_frame(

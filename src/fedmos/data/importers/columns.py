@@ -16,8 +16,14 @@ from ..dataset import Dataset
 from ..images import decode
 from ..normalize import Normalize
 from ..store import allocate
+from .encoding import Encoding
+from .fit import EncodingOptions, fit
+from .table import array_of, is_missing, kind_of, missing_in, names_of
 
 _TARGETS = ("label", "labels", "target", "y", "fine_label", "character")
+
+_FIELDS = {"from_csv": ("client", "target", "inputs")}
+"""The names of the arguments for columns, where they are not client_column, target_column and input_columns."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +33,6 @@ class ColumnRoles:
     client: Hashable | None
     target: Hashable
     inputs: list[Hashable]
-
-
-def names_of(table: Any) -> list[Hashable]:
-    """Return the names of the columns, which in pandas can be numbers."""
-    return list(table.column_names if hasattr(table, "column_names") else table.columns)
 
 
 def choose(
@@ -56,8 +57,11 @@ def choose(
     names = names_of(table)
     listed = ", ".join(map(str, names))
     wanted_inputs = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    requested = [("client_column", client), ("target_column", target)]
-    requested += [("input_columns", name) for name in wanted_inputs or []]
+    fields = _FIELDS.get(caller, ("client_column", "target_column", "input_columns"))
+    requested = [(fields[0], client), (fields[1], target), *((fields[2], name) for name in wanted_inputs or [])]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ValueError(f"{caller}: the columns must have different names, got '{twice}' twice")
     for field, wanted in requested:
         if wanted is not None and wanted not in names:
             hint = suggest(str(wanted), map(str, names))
@@ -65,56 +69,37 @@ def choose(
     if target is None:
         target = next((name for name in _TARGETS if name in names), None)
         if target is None:
-            raise ValueError(f"{caller}: 'target_column' must be given: one of {listed}")
+            raise ValueError(f"{caller}: '{fields[1]}' must be given: one of {listed}")
     others = wanted_inputs or [name for name in names if name not in (client, target)]
     if not others:
         raise ValueError(f"{caller}: there must be a column of inputs beside {listed}")
     return ColumnRoles(client, target, others)
 
 
-def array_of(table: Any, name: Hashable) -> np.ndarray:
-    """Return a column as an array; of dtype object if NumPy has no dtype for its values."""
-    column = table[name]
-    kind = str(getattr(column, "dtype", ""))
-    if kind == "category":  # to_numpy would change the type of the values
-        column = column.astype(object)
-    if kind.startswith("Struct"):  # polars does not convert structs to NumPy
-        return _objects(column.to_list())
-    values = np.asarray(column.to_numpy())
-    if values.dtype == object and len(values) and all(type(v) in (bool, int, float) for v in values):
-        return np.array(values.tolist())
-    return values
+def inputs_of(
+    caller: str, table: Any, names: Sequence[Hashable], options: EncodingOptions
+) -> tuple[np.ndarray, Encoding | None]:
+    """Return the inputs, (n, …), and their encoding: columns of numbers and categories, or one of lists or images.
 
-
-def _objects(items: Sequence[Any]) -> np.ndarray:
-    values = np.empty(len(items), dtype=object)
-    values[:] = items
-    return values
-
-
-def inputs_of(caller: str, table: Any, names: Sequence[Hashable]) -> np.ndarray:
-    """Return the inputs, (n, …): columns of numbers stacked as float32, or one column of lists or images."""
-    if len(names) == 1:
+    Lists and images have no encoding.
+    """
+    if len(names) == 1 and options.categorical is None and options.encoding is None:
         column = array_of(table, names[0])
-        if column.dtype == object or column.ndim > 1:
-            return _stacked(caller, names[0], column)
-    columns = []
-    for name in names:
-        column = array_of(table, name)
-        if column.ndim != 1 or column.dtype.kind not in "biuf":
-            raise ValueError(
-                f"{caller}: column '{name}' must hold numbers to be an input among others, got {_kind(column)}; turn "
-                "it into numbers first, or name other 'input_columns'"
-            )
-        columns.append(column)
-    with np.errstate(over="ignore"):
-        x = np.stack(columns, axis=1).astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(x).all(0))
-    if len(bad):
-        raise ValueError(
-            f"{caller}: column '{names[bad[0]]}' must hold finite numbers, got NaN, infinity or missing values"
-        )
-    return x
+        if column.ndim > 1 or (column.dtype == object and not _has_numbers(column)):
+            if given := options.given():
+                raise ValueError(
+                    f"{caller}: '{given[0]}' must not be given for column '{names[0]}' because it holds "
+                    f"{kind_of(column)}, not one number or word per row"
+                )
+            return _stacked(caller, names[0], column), None
+    encoding = fit(caller, table, names, options)
+    return encoding.encode(caller, table), encoding
+
+
+def _has_numbers(column: np.ndarray) -> bool:
+    """Return whether a column of objects holds numbers, and possibly missing values."""
+    present = column[~missing_in(column)]
+    return len(present) > 0 and all(isinstance(v, int | float | np.number) for v in present)
 
 
 def _stacked(caller: str, name: Hashable, column: np.ndarray) -> np.ndarray:
@@ -123,7 +108,7 @@ def _stacked(caller: str, name: Hashable, column: np.ndarray) -> np.ndarray:
     first = items[0] if items else None
     if isinstance(first, str) or first is None:
         raise ValueError(
-            f"{caller}: column '{name}' must hold numbers, lists or images to be an input, got {_kind(column)}; turn "
+            f"{caller}: column '{name}' must hold numbers, lists or images to be an input, got {kind_of(column)}; turn "
             "it into numbers first"
         )
     read: Callable[[Any], np.ndarray] = _image if isinstance(first, bytes | dict) else _list
@@ -142,6 +127,10 @@ def _stacked(caller: str, name: Hashable, column: np.ndarray) -> np.ndarray:
     out = allocate((len(rows), *rows[0].shape), kind.type if kind.kind in "iu" else np.float32)
     for i, row in enumerate(rows):
         out[i] = row
+        if row.dtype.kind in "iu" and np.any(out[i].astype(row.dtype) != row):
+            raise ValueError(
+                f"{caller}: column '{name}', row {i}: beside rows of real numbers, integers must be exact in float32"
+            )
     return out
 
 
@@ -187,7 +176,7 @@ def targets_of(caller: str, name: Hashable, column: np.ndarray) -> tuple[np.ndar
 
 def encode(caller: str, name: Hashable, column: np.ndarray) -> tuple[list[str], np.ndarray]:
     """Return the distinct values in sorted order, as strings, and the index of each row's value among them."""
-    if column.ndim != 1 or any(map(_is_missing, column)):
+    if column.ndim != 1 or any(map(is_missing, column)):
         raise ValueError(f"{caller}: column '{name}' must hold one value in each row, got missing values")
     try:
         distinct, number = np.unique(column, return_inverse=True)
@@ -196,15 +185,14 @@ def encode(caller: str, name: Hashable, column: np.ndarray) -> tuple[list[str], 
     return [str(v) for v in distinct], number
 
 
-def _is_missing(v: Any) -> bool:
-    """Return whether the value is None, NaN, or a missing value of pandas or NumPy."""
-    if isinstance(v, np.datetime64 | np.timedelta64):
-        return bool(np.isnat(v))
-    return v is None or type(v).__name__ in ("NAType", "NaTType") or (isinstance(v, float) and v != v)
-
-
 def dataset_from(
-    caller: str, name: str, table: Any, test: Any, columns: ColumnRoles, labels: list[str] | None
+    caller: str,
+    name: str,
+    table: Any,
+    test: Any,
+    columns: ColumnRoles,
+    labels: list[str] | None,
+    options: EncodingOptions,
 ) -> Dataset:
     """Build a data set from tables.
 
@@ -215,15 +203,16 @@ def dataset_from(
         test: The test samples, or None.
         columns: The columns of `table`.
         labels: The names of the classes, if known.
+        options: The encoding of the inputs.
 
     Raises:
         ValueError: If a table or column is invalid.
     """
     if not len(table):
         raise ValueError(f"{caller}: the table must have rows, got none")
-    x = inputs_of(caller, table, columns.inputs)
+    x, encoding = inputs_of(caller, table, columns.inputs, options)
     y, words = targets_of(caller, columns.target, array_of(table, columns.target))
-    x_test, y_test = (None, None) if test is None else _test_arrays(caller, test, columns, x, y, words)
+    x_test, y_test = (None, None) if test is None else _test_arrays(caller, test, columns, x, y, words, encoding)
     owner = owners = None
     if columns.client is not None:
         owners, owner = encode(caller, columns.client, array_of(table, columns.client))
@@ -238,16 +227,26 @@ def dataset_from(
         owner=owner,
         owners=owners,
         labels=words or labels,
+        encoding=encoding,
     )
 
 
 def _test_arrays(
-    caller: str, test: Any, columns: ColumnRoles, x: np.ndarray, y: np.ndarray, words: list[str] | None
+    caller: str,
+    test: Any,
+    columns: ColumnRoles,
+    x: np.ndarray,
+    y: np.ndarray,
+    words: list[str] | None,
+    encoding: Encoding | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs and targets of a test table, which must have the shape and kind of the training samples."""
     if not len(test):
         raise ValueError(f"{caller}: the test table must have rows, got none")
-    x_test = inputs_of(caller, test, columns.inputs)
+    if encoding is None:
+        x_test, _ = inputs_of(caller, test, columns.inputs, EncodingOptions())
+    else:
+        x_test = encoding.encode(caller, test)
     column = array_of(test, columns.target)
     y_test = _same_targets(caller, columns.target, column, y) if words is None else _encode_known(caller, column, words)
     if x_test.shape[1:] != x.shape[1:]:
@@ -268,9 +267,5 @@ def _same_targets(caller: str, name: Hashable, column: np.ndarray, y: np.ndarray
     """Return the test targets in the dtype of the training targets. Raises ValueError if that is not possible."""
     tested, words = targets_of(caller, name, column)
     if words is not None or (y.dtype.kind == "i" and tested.dtype.kind != "i" and np.any(tested % 1)):
-        raise ValueError(f"{caller}: test targets must be {y.dtype} as the training targets are, got {_kind(column)}")
+        raise ValueError(f"{caller}: test targets must be {y.dtype} as the training targets are, got {kind_of(column)}")
     return tested.astype(y.dtype)
-
-
-def _kind(column: np.ndarray) -> str:
-    return type(column[0]).__name__ if column.dtype == object and len(column) else str(column.dtype)

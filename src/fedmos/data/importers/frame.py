@@ -1,4 +1,4 @@
-"""Tables in memory, and parquet files."""
+"""Tables in memory, parquet files and CSV files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...core.validation import needs
 from ..dataset import Dataset
 from .columns import choose, dataset_from
-
-_CALLER = "from_frame"
+from .fit import EncodingOptions
+from .table import open_csv, open_table
 
 
 def dataset_from_frame(
@@ -20,30 +19,40 @@ def dataset_from_frame(
     target: Hashable | None,
     inputs: Hashable | Sequence[Hashable] | None,
     test: Any,
+    options: EncodingOptions,
 ) -> Dataset:
     """Read a table; see `FederatedData.from_frame`."""
-    table, tested = _table(frame, "frame"), None if test is None else _table(test, "test")
-    columns = choose(_CALLER, table, client, target, inputs)
-    if tested is not None:
-        choose(_CALLER, tested, None, columns.target, columns.inputs)
+    caller = "from_frame"
+    table, tested = open_table(caller, "frame", frame), None if test is None else open_table(caller, "test", test)
     name = Path(frame).stem if isinstance(frame, str | os.PathLike) else "frame"
-    return dataset_from(_CALLER, name, table, tested, columns, labels=None)
+    return _dataset(caller, name, table, tested, (client, target, inputs), options)
 
 
-def _table(given: Any, field: str) -> Any:
-    if isinstance(given, str | os.PathLike):
-        parquet = needs("pyarrow.parquet", "pyarrow", "read parquet files")
-        try:
-            return parquet.read_table(given)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"Cannot read {given} because it does not exist") from None
-        except Exception as error:  # pyarrow raises many types of exceptions
-            raise ValueError(f"Cannot read {given} because it is not a valid parquet file: {error}") from error
-    if hasattr(given, "collect"):  # a lazy polars frame
-        given = given.collect()
-    if not all(hasattr(given, name) for name in ("columns", "__getitem__", "__len__")):
-        raise ValueError(
-            f"{_CALLER}: '{field}' must be a pandas or polars frame, a pyarrow table or a parquet file, got "
-            f"{type(given).__name__}"
-        )
-    return given
+def dataset_from_csv(
+    path: str | os.PathLike[str],
+    client: Hashable | None,
+    target: Hashable | None,
+    inputs: Hashable | Sequence[Hashable] | None,
+    test: Any,
+    options: EncodingOptions,
+    delimiter: str,
+) -> Dataset:
+    """Read a CSV file; see `FederatedData.from_csv`."""
+    caller = "from_csv"
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"{caller}: 'path' must be the path of a CSV file, got {type(path).__name__}")
+    table = open_csv(caller, "path", path, delimiter)
+    tested = None if test is None else open_csv(caller, "test", test, delimiter)
+    return _dataset(caller, Path(path).stem, table, tested, (client, target, inputs), options)
+
+
+def _dataset(
+    caller: str, name: str, table: Any, tested: Any, roles: tuple[Any, Any, Any], options: EncodingOptions
+) -> Dataset:
+    client, target, inputs = roles
+    if inputs is None and options.encoding is not None:
+        inputs = [column.name for column in options.encoding.columns]
+    columns = choose(caller, table, client, target, inputs)
+    if tested is not None:
+        choose(caller, tested, None, columns.target, columns.inputs)
+    return dataset_from(caller, name, table, tested, columns, None, options)

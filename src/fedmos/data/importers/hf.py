@@ -9,6 +9,7 @@ from ..dataset import Dataset
 from ..partition import Fixed, Partition
 from ..partition.flower import is_flower, rows_of
 from .columns import choose, dataset_from
+from .fit import EncodingOptions
 
 _CALLER = "from_hf"
 
@@ -20,6 +21,7 @@ def dataset_from_hf(
     inputs: Hashable | Sequence[Hashable] | None,
     test: Any,
     partition: Partition | None,
+    options: EncodingOptions,
 ) -> tuple[Dataset, Partition | None]:
     """Read a Hugging Face data set; see `FederatedData.from_hf`.
 
@@ -44,5 +46,5 @@ def dataset_from_hf(
     columns = choose(_CALLER, dataset, client, target, inputs)
     tested = None if test is None else test.with_format("arrow")[:]
     names = getattr(dataset.features[columns.target], "names", None)
-    made = dataset_from(_CALLER, "hf", dataset.with_format("arrow")[:], tested, columns, labels=names)
+    made = dataset_from(_CALLER, "hf", dataset.with_format("arrow")[:], tested, columns, names, options)
     return made, scheme

@@ -20,7 +20,7 @@ from ...engine.client_store import ClientStore
 from ...engine.cohort import Cohort
 from ...engine.execution_plan import choose_plan
 from ...engine.gradients import LocalGradient
-from ...engine.inference import evaluation_mode
+from ...engine.inference import evaluation_mode, with_accepted_inputs
 from ...engine.local_backend import LocalBackend
 from ...engine.round import dry_run
 from ...engine.state import FederatedState, initial_client_state
@@ -125,6 +125,7 @@ def heterogeneity(
         local_epochs=None,
         batch_size=batch_size,
     )
+    task = with_accepted_inputs(task)
     check_fit(task)
     ids = _measured_clients(clients, len(data), seed)
     with torch.no_grad():
