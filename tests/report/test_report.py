@@ -257,8 +257,8 @@ def test_what_is_refused(single, comparison, tmp_path, quick):
     quick(out=tmp_path / "p3", target={"train_loss": 2.2}, rounds=50, algorithm=fm.FedAvg(lr=0.3))
     cases += [
         ([tmp_path / "p0", tmp_path / "p1"], {}, "their data differ (by the fingerprints of their federations)"),
-        ([tmp_path / "p0", tmp_path / "p2"], {}, "nothing tells whether their data are the same"),
-        ([tmp_path / "p3"], {"target": ("train_loss", 0.001)}, "at a target of its own"),
+        ([tmp_path / "p0", tmp_path / "p2"], {}, "it is unknown whether their data are the same"),
+        ([tmp_path / "p3"], {"target": ("train_loss", 0.001)}, "rounds, at another target"),
     ]
     for folders, more, sentence in cases:
         with pytest.raises((ValueError, OSError)) as error:

@@ -121,7 +121,7 @@ class Runner:
 
     Args:
         config: The comparison.
-        folder: Gives the folder of a run. A run that has been cut off continues there.
+        folder: Gives the folder of a run. An interrupted run continues there.
         options: Further arguments of `fm.run`, the same for all runs.
     """
 

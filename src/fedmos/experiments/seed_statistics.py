@@ -170,7 +170,7 @@ def deviation(values: Sequence[float]) -> float:
 def spread(values: Sequence[float | None], digits: int = 0) -> str:
     """Format mean ± standard deviation.
 
-    "not reached" if all values are missing; if some are, a note tells how many are not.
+    "not reached" if all values are missing; if some are, a note gives the number of the others.
 
     Example:
         >>> spread([3, 5, None])

@@ -40,6 +40,6 @@ def _compared(table: ComparisonTable, best: MethodResult) -> str:
         return f"; {baseline}, the baseline, {'has no seed in common' if reached else 'did not reach it'}."
     words = f", {found.value:.2f} times less than {baseline}"
     if found.low is None or found.high is None:
-        return f"{words}. One seed says nothing of chance."
+        return f"{words}. One seed gives no interval."
     clear = "" if found.low > 1 else ", so seeds do not settle which needs less"
     return f"{words} (95 % interval over {found.seeds} seeds: {found.low:.2f} to {found.high:.2f}{clear})."

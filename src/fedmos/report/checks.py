@@ -58,7 +58,7 @@ def check_data(sources: list[ReportSource]) -> None:
         if any(mine[seed] != theirs[seed] for seed in shared):
             raise ValueError(f"{together} their data differ (by the fingerprints of their federations)")
         if not shared and set(mine.values()) != set(theirs.values()):
-            raise ValueError(f"{together} nothing tells whether their data are the same: they have no seed in common")
+            raise ValueError(f"{together} it is unknown whether their data are the same: they have no seed in common")
     for source in sources:
         first_infos = source.results[0].infos
         for result in source.results[1:]:
@@ -80,5 +80,5 @@ def check_ends(results: list[MethodResult], target: Target) -> None:
             if seed not in result.ended_early and len(history) < planned and history.first(metric, value) is None:
                 raise ValueError(
                     f"Cannot judge {result.label} by {metric} {value:g} because its run with seed {seed} ended after "
-                    f"{len(history)} of {planned} rounds, at a target of its own"
+                    f"{len(history)} of {planned} rounds, at another target"
                 )

@@ -61,7 +61,7 @@ def html(study: ReportStudy) -> str:
         *_client_accuracy_figure(methods, accuracies),
         "<h2>The split</h2>",
         _split_figure(split),
-        "<h2>Who takes part</h2>",
+        "<h2>Client participation</h2>",
         _participation_figure(methods, participations),
         *_tuning(study),
         "<h2>Methods</h2>",
@@ -217,7 +217,7 @@ def _tuning(study: ReportStudy) -> list[str]:
     if not lines:
         return []
     headings = ["method", "values", "rounds to the target", f"last {metric}", ""]
-    table = html_table("What was tried on the seed for tuning, once each", headings, lines)
+    table = html_table("Tuning runs, one per point of the grid", headings, lines)
     return ["<h2>Tuning</h2>", f"<details><summary>Every point of the grids</summary>{table}</details>"]
 
 
@@ -254,8 +254,8 @@ def _methods(study: ReportStudy) -> str:
         known = [[v for v in result.final(metric).values() if v is not None] for metric in METRICS]
         finals = [spread(values, 4) if values else "" for values in known]
         lines.append([result.label, rounds, *finals, *(str(info.get(f, "")) for f in used)])
-    headings = ["method", "rounds played", *(f"final {_TITLES[metric]}" for metric in METRICS), *used]
-    return html_table("What ran, and the last value of every metric", headings, lines, "words")
+    headings = ["method", "rounds", *(f"final {_TITLES[metric]}" for metric in METRICS), *used]
+    return html_table("Settings of each method, and the last value of every metric", headings, lines, "words")
 
 
 def _configuration(name: str, text: str) -> str:

@@ -28,14 +28,14 @@ def split_figure(study: ReportStudy) -> SplitFigure | str:
     """Rebuild the first seed's split from the configuration; return a sentence if that is not possible."""
     source = next((source for source in study.sources if source.data is not None), None)
     if source is None or source.data is None:
-        return "The runs were started from Python, and what they keep does not tell how their data were made."
+        return "The runs were started from Python, and their folders do not record how their data were made."
     seed, info = next(iter(source.results[0].infos.items()))
     try:
         data = source.data.make(seed)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         return f"The data could not be loaded again: {error}"
     if data.fingerprint() != info.get("data"):
-        return "The data are no longer those that the runs had."
+        return "The data have changed since the runs."
     described = describe(data)
     if described.labels is None:
         return f"Targets are not class numbers.\n{described}"

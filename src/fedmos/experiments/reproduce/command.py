@@ -64,19 +64,19 @@ def reproduce(
         require("reproduce", "budget", budget, positive)
     study, options, deadline = load(name), options or ReproduceOptions(), Deadline(budget)
     folder, parts = records or out, study.chosen(part)
-    trained = _trained(parts)
-    matching(options.methods, list(dict.fromkeys(label for own in trained for label in own.labels)), "--methods")
-    for own in trained:
-        if not fitting(options.methods, own.labels):
+    sources = _sources_of_runs(parts)
+    matching(options.methods, list(dict.fromkeys(label for one in sources for label in one.labels)), "--methods")
+    for source in sources:
+        if not fitting(options.methods, source.labels):
             continue
-        kept, place = StudyRecords(folder, own.study), out / own.study / own.name
-        _TRAINERS[own.kind](own, options, place, kept, deadline, echo)
+        study_records, runs = StudyRecords(folder, source.study), out / source.study / source.name
+        _TRAINERS[source.kind](source, options, runs, study_records, deadline, echo)
         if deadline.passed:
             break
-        if report is not None and own.kind == "comparison":
-            report(own, options, kept, place)
-    for own in parts:
-        echo(_printed(ResultsTable.of(own, folder)))
+        if report is not None and source.kind == "comparison":
+            report(source, options, study_records, runs)
+    for one in parts:
+        echo(_printed(ResultsTable.of(one, folder)))
     if deadline.passed:
         echo(f"The time is up; the same command continues in {out}.")
     return not deadline.passed
@@ -86,6 +86,6 @@ def _printed(table: ResultsTable) -> str:
     return f"\n{table.part.title} ({table.part.source})\n\n{table.markdown()}\n{table.facts()}"
 
 
-def _trained(parts: Sequence[StudyPart]) -> list[StudyPart]:
-    """Return the parts whose runs the given parts show, each once."""
-    return list({own.source_of_runs.key: own.source_of_runs for own in parts}.values())
+def _sources_of_runs(parts: Sequence[StudyPart]) -> list[StudyPart]:
+    """Return the parts that provide the runs of the given parts, each once."""
+    return list({part.source_of_runs.key: part.source_of_runs for part in parts}.values())

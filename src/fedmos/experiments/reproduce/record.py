@@ -198,20 +198,20 @@ def run_record(part: StudyPart, run: PlannedRun, result: Result, rounds: int) ->
     }
     if not run.tuning:
         record["curve"] = _curve(history)
-        climbed = {c.metric for own in _shown(part) for c in own.columns if c.kind.endswith("_to_final")}
+        climbed = {c.metric for one in _parts_with_runs_of(part) for c in one.columns if c.kind.endswith("_to_final")}
         if climbed:
             record["climb"] = {metric: _climb(history, metric) for metric in sorted(climbed)}
     return record
 
 
-def _shown(part: StudyPart) -> list[StudyPart]:
+def _parts_with_runs_of(part: StudyPart) -> list[StudyPart]:
     """Return the part, and all parts of all studies that show its runs."""
-    return [part, *(own for name in names() for own in load(name).parts if own.runs_of == part.key)]
+    return [part, *(one for name in names() for one in load(name).parts if one.runs_of == part.key)]
 
 
 def _targets(part: StudyPart) -> dict[str, tuple[str, float]]:
     """Return (metric, value) of the part's target and of every column that shows the part's runs, by `target_key`."""
-    columns = [column for own in _shown(part) for column in own.columns]
+    columns = [column for one in _parts_with_runs_of(part) for column in one.columns]
     wanted = [(metric, level) for metric, level in part.table["target"].items() if not isinstance(level, Mapping)]
     wanted += [(column.metric, column.value) for column in columns if column.value is not None]
     return {target_key(metric, value): (metric, value) for metric, value in wanted}
