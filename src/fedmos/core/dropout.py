@@ -2,17 +2,19 @@
 
 `nn.Dropout` draws from the global generator, so its masks depend on all earlier draws. In the copy
 of the model that a run trains, each dropout layer is replaced with one that reads a key per sample
-from a buffer; the engine writes the keys of the current batch to it.
+from a buffer; the engine writes the keys of the current batch to it. `functional_dropout` replaces
+dropout that is called as a function.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..rng import fold, uniform
+from .module_kind import UnsuitableModel
 
 
 # An opaque operator, because PyTorch's compiler for CPUs (2.13) miscompiles the hash.
@@ -32,34 +34,78 @@ def _(info: Any, in_dims: Any, key: Tensor, count: int, p: float) -> Any:
     return torch.ops.fedmos.kept(key.movedim(in_dims[0], 0), count, p), 0
 
 
+class Site(NamedTuple):
+    """Where the samples of a batch are in a tensor that dropout is applied to."""
+
+    axis: int | None = 0
+    """The axis of the samples; None if the tensor (a weight, for example) does not depend on the batch."""
+    rows: int = 1
+    """The number of rows of each sample on that axis."""
+    interleaved: bool = False
+    """Whether row r belongs to sample r modulo the batch size, instead of r divided by `rows`."""
+
+
 class StreamDropout(nn.Module):
     """Drops single numbers, or whole channels if `channels`, with probability p."""
 
     key: Tensor
     calls: int
     """Number of applications in the current forward pass; a layer that is used twice draws two masks."""
+    sites: dict[int, Site]
+    """By the number of the call; the samples are on the first axis where there is no entry."""
+    recorded: list[Tensor] | None
+    """If not None, nothing is dropped and the inputs of all calls are collected here."""
 
     def __init__(self, p: float, channels: bool) -> None:
         super().__init__()
         self.p, self.channels, self.calls = p, channels, 0
+        self.sites, self.recorded = {}, None
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        if self.recorded is not None:
+            self.recorded.append(x.detach())
+            return x
         if self.p == 1:
             return torch.zeros_like(x)
-        if len(x) != len(self.key):
-            raise ValueError(
-                f"Cannot apply dropout to {len(x)} rows because the batch has {len(self.key)} samples; "
-                "keep the samples on the first axis"
-            )
-        key = fold(self.key, self.calls)
+        site, key = self.sites.get(self.calls, Site()), fold(self.key, self.calls)
         self.calls += 1
-        shape = x.shape[1:2] if self.channels else x.shape[1:]
-        kept: Tensor = torch.ops.fedmos.kept(key, shape.numel(), self.p)
-        kept = kept.view(-1, *shape, *[1] * (x.ndim - 1 - len(shape)))
-        return torch.where(kept, x / (1 - self.p), torch.zeros((), dtype=x.dtype, device=x.device))
+        return drop(x, kept_mask(x, key, self.p, self.channels, site), self.p)
+
+
+def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
+    """Return x / (1 − p) where `kept`, and 0 elsewhere."""
+    return torch.where(kept, x / (1 - p), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def kept_mask(x: Tensor, key: Tensor, p: float, channels: bool, site: Site) -> Tensor:
+    """Return the mask of the numbers, or of the channels, that are kept; it broadcasts against x.
+
+    Args:
+        x: The numbers that dropout is applied to.
+        key: One key per sample.
+        p: The probability that a number is dropped.
+        channels: Whether to draw one number per channel (the second axis).
+        site: Where the samples are in x.
+    """
+    if site.axis is None:  # the first sample is the same on every engine, whatever the padding of the batch
+        drawn: Tensor = torch.ops.fedmos.kept(key[:1], x.numel(), p)
+        return drawn.view(x.shape)
+    if x.shape[site.axis] != len(key) * site.rows or (channels and site != Site()):
+        raise UnsuitableModel(
+            f"Cannot apply dropout to {x.shape[site.axis]} rows because the batch has {len(key)} samples; "
+            "keep the samples on the first axis"
+        )
+    if site == Site():
+        shape = x.shape[1:2] if channels else x.shape[1:]
+        drawn = torch.ops.fedmos.kept(key, shape.numel(), p)
+        return drawn.view(-1, *shape, *[1] * (x.ndim - 1 - len(shape)))
+    others = [n for axis, n in enumerate(x.shape) if axis != site.axis]
+    drawn = torch.ops.fedmos.kept(key, x.numel() // len(key), p).view(len(key), site.rows, *others)
+    drawn = (drawn.transpose(0, 1) if site.interleaved else drawn).flatten(0, 1)
+    return drawn.movedim(0, site.axis)
 
 
 def replace_dropout(model: nn.Module) -> dict[str, StreamDropout]:
@@ -71,6 +117,7 @@ def replace_dropout(model: nn.Module) -> dict[str, StreamDropout]:
             continue
         if id(module) not in new:
             new[id(module)] = StreamDropout(module.p, channels=type(module) is not nn.Dropout)
+            new[id(module)].train(module.training)
             layers[f"{name}.key"] = new[id(module)]
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, new[id(module)])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +17,21 @@ from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
 from ..rng import fold
-from .dropout import replace_dropout
+from .dropout import Site, replace_dropout
+from .functional_dropout import FunctionalDropout
+from .model_outputs import OutputFunction, pick_output
+from .module_kind import check_batch_norm, plain_module
 from .precision import Precision
+from .training_flags import TrainingFlags
 
-_BATCH_NORM = (nn.modules.batchnorm._BatchNorm,)
+
+class Trace(NamedTuple):
+    """A forward pass without dropout, and the tensors that dropout would have been applied to."""
+
+    outputs: Tensor
+    layers: dict[str, list[Tensor]]
+    """By the name of the layer's key, the inputs of all its calls."""
+    functional: list[Tensor]
 
 
 class FlatModel:
@@ -27,14 +41,36 @@ class FlatModel:
     the copy: they are neither trained nor sent.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype, precision: Precision = None) -> None:
-        _refuse_batch_norm(model)
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        precision: Precision = None,
+        outputs: OutputFunction | None = None,
+    ) -> None:
+        """Make the copy, in training mode.
+
+        Args:
+            model: The module, whose submodules in `.eval()` stay in evaluation mode.
+            device: The device of the copy.
+            dtype: The dtype of the parameters and outputs.
+            precision: The precision of products.
+            outputs: Takes the tensor of outputs from what the module returns; by default as `pick_output`.
+        """
+        model = plain_module(model)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise ValueError("Cannot train the model because it has no trainable parameters")
         self._original = model
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self._dropout = replace_dropout(self.module)
+        self._flags, self._output_function = TrainingFlags(self.module), outputs
+        self.training_mode()
+        self.mixes_samples = check_batch_norm(self.module)
+        """Whether the output of a sample depends on the other samples of its batch."""
+        self.functional_sites: dict[int, Site] | None = None
+        """Where the samples are in each call of functional dropout; None if the module calls none."""
         if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
             replace_convolutions(self.module, precision)
         if device.type == "cuda":
@@ -48,12 +84,30 @@ class FlatModel:
 
     @property
     def has_dropout(self) -> bool:
-        return bool(self._dropout)
+        return bool(self._dropout) or self.functional_sites is not None
+
+    def training_mode(self) -> None:
+        """Put the copy in training mode; submodules that the user put in `.eval()` stay in evaluation mode."""
+        self._flags.train()
+        self.training = True
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Put the copy in evaluation mode within the context."""
+        was_training = self.training
+        self._flags.evaluate()
+        self.training = False
+        try:
+            yield
+        finally:
+            if was_training:
+                self.training_mode()
 
     def fingerprint(self) -> str:
         """Return a hash of the module's layers and of the names and shapes, but not the values, of its parameters."""
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
         text += re.sub(r"0x[0-9a-f]+", "", repr(self._original))
+        text += f"in evaluation mode: {self._flags.frozen}" if self._flags.frozen else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def structure(self, here: bool) -> str:
@@ -66,8 +120,10 @@ class FlatModel:
         digest = hashlib.sha256(self.fingerprint().encode())
         for name, module in self.module.named_modules(remove_duplicate=False):
             held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not (k[0] == "_" and not v)}
-            plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k != "calls")
+            plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k not in _DROPOUT_OWN)
             digest.update(repr((name, type(module).__qualname__, type(module).__module__, plain)).encode())
+        if self._output_function is not None:
+            digest.update(_attribute_key(self._output_function, here).encode())
         trainable = {place for places in self._places for place in places}
         for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
             if name not in trainable:
@@ -93,13 +149,38 @@ class FlatModel:
         """
         parts = zip(self._places, self.split(y) if isinstance(y, Tensor) else y, self._shapes, strict=True)
         values = {place: v.view(shape) for places, v, shape in parts for place in places}
+        replaced: AbstractContextManager[Any] = nullcontext()
         if keys is not None:
             for number, (name, layer) in enumerate(self._dropout.items()):
                 values[name] = fold(keys, number)
                 layer.calls = 0
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False):
-            output: Tensor = functional_call(self.module, values, (inputs,), tie_weights=False)
-        return output.to(self.dtype)
+            if self.functional_sites is not None:
+                replaced = FunctionalDropout(fold(keys, len(self._dropout)), self.functional_sites)
+        with self._autocast(), replaced:
+            returned = functional_call(self.module, values, (inputs,), tie_weights=False)
+        return pick_output(returned, self._output_function).to(self.dtype)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+
+    def trace(self, y: Tensor, inputs: Tensor) -> Trace:
+        """Compute the outputs without dropout, and record the tensors that dropout would be applied to."""
+        functional: list[Tensor] = []
+        for layer in self._dropout.values():
+            layer.recorded = []
+        try:
+            with FunctionalDropout(None, {}, functional):
+                outputs = self(y, inputs)
+            return Trace(outputs, {name: layer.recorded or [] for name, layer in self._dropout.items()}, functional)
+        finally:
+            for layer in self._dropout.values():
+                layer.recorded = None
+
+    def place_dropout(self, layers: dict[str, dict[int, Site]], functional: dict[int, Site]) -> None:
+        """Set where the samples are in the calls of each dropout layer and of functional dropout."""
+        for name, sites in layers.items():
+            self._dropout[name].sites = sites
+        self.functional_sites = functional or None
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """Return images channels last, the fastest layout for convolutions on a CPU, if the module accepts it.
@@ -115,15 +196,12 @@ class FlatModel:
     def _same_channels_last(self, inputs: Tensor) -> bool:
         if not any(isinstance(module, nn.Conv2d) for module in self.module.modules()):
             return False
-        was_training, x = self.module.training, self.initial()
-        self.module.eval()
+        x = self.initial()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self.evaluation_mode():
                 return torch.allclose(self(x, inputs), self(x, channels_last(inputs)), rtol=1e-3, atol=1e-4)
         except RuntimeError:
             return False
-        finally:
-            self.module.train(was_training)
 
     def module_with(self, y: Tensor) -> nn.Module:
         """Return a copy of the original module, on the CPU, with the parameters y."""
@@ -140,6 +218,10 @@ _TORCH_OWN = {
     "_non_persistent_buffers_set",
     "_is_full_backward_hook",
 }
+
+
+_DROPOUT_OWN = {"calls", "sites", "recorded"}
+"""Attributes of `StreamDropout` that a forward pass or a trial sets."""
 
 
 def _attribute_key(v: object, here: bool) -> str:
@@ -178,12 +260,3 @@ def load_flat(module: nn.Module, y: Tensor) -> None:
     with torch.no_grad():
         for p, v in zip(trainable, y.split([p.numel() for p in trainable]), strict=True):
             p.copy_(v.view(p.shape))
-
-
-def _refuse_batch_norm(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BATCH_NORM):
-            raise ValueError(
-                f"Cannot train a model with BatchNorm ('{name}') because its running statistics mix clients' data; "
-                "use GroupNorm, or convert the model with fm.models.convert_batchnorm(model)"
-            )

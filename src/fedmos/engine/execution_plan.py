@@ -150,7 +150,7 @@ def _fastest(task: Task, m: int, parallel: int, rounds: int) -> ExecutionPlan:
 def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
     """Measure the seconds of one step of the whole cohort, and count the operations of its program."""
     x = task.model.initial()
-    task.model.module.train()
+    task.model.training_mode()
     some = ids[: 1 if task.model.size > 2_000_000 else 3]
     grads = [Loop(task, Chunk.of(task, i), 0) for i in some.split(1)]
     loop = _time(lambda: [g(x) for g in grads]) * len(ids) / len(some)

@@ -128,7 +128,7 @@ class JobExecutor:
         """Run the job's phase. Numbers of the job are read from `packed`, which is on the device."""
         x = expand_runs(job, job.x)
         numbers = unpack(job, packed, x.dtype)
-        self.task.model.module.train()
+        self.task.model.training_mode()
         captured = self._graphs is not None and observer is None
         grad = self._gradient(job, numbers, width, steps, captured)
         c = self._context(job, numbers, x, grad, captured)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -15,16 +15,9 @@ SAMPLES_AT_ONCE = 1024
 _SCORES_AT_ONCE = 2**26
 
 
-@contextmanager
-def evaluation_mode(task: Task) -> Iterator[None]:
+def evaluation_mode(task: Task) -> AbstractContextManager[None]:
     """Put the model in evaluation mode within the context."""
-    module = task.model.module
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
+    return task.model.evaluation_mode()
 
 
 def with_accepted_inputs(task: Task) -> Task:

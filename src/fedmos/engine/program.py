@@ -32,7 +32,7 @@ class Program:
 
     @property
     def compiles(self) -> bool:
-        return self._compiled and self._model.module.training
+        return self._compiled and self._model.training
 
     @property
     def seconds(self) -> float:

@@ -85,7 +85,7 @@ class Task:
         """Return the loss on the first samples of the federation, with its autograd graph."""
         numbers = torch.arange(samples, device=self.model.device)
         inputs, targets = self.samples(numbers)
-        self.model.module.train()
+        self.model.training_mode()
         with torch.enable_grad():
             y = self.model.initial().requires_grad_()
             return self.loss.mean(self.model(y, inputs, numbers if self.model.has_dropout else None), targets)

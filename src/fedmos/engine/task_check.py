@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from ..core.formatting import one_line
 from ..core.losses import PADDING
+from ..core.module_kind import UnsuitableModel
+from ..core.trial import try_model
 from .task import Task
 
 
@@ -35,9 +38,12 @@ def check_fit(task: Task) -> None:
     if task.data.test is not None:
         tested = task.data.test[0]
         _outputs(task, task.inputs(tested[_extremes(tested, None, task).to(tested.device)]))
-    if not isinstance(outputs, Tensor) or outputs.ndim == 0 or len(outputs) != len(inputs):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise ValueError(f"Cannot train the model because it must return a tensor with a row per sample, got {got}")
+    if outputs.ndim == 0 or len(outputs) != len(inputs):
+        raise ValueError(
+            f"Cannot train the model because it must return a tensor with a row per sample, got {tuple(outputs.shape)}"
+        )
+    with _model_errors(inputs):
+        try_model(task.model, inputs)
     if task.loss.named == "cross_entropy":
         _check_labels(task, outputs, targets)
     elif task.loss.named is not None and outputs.shape != targets.shape:
@@ -60,17 +66,23 @@ def check_fit(task: Task) -> None:
         )
 
 
-def _outputs(task: Task, inputs: Tensor) -> Any:
-    module = task.model.module.eval()
-    try:
+def _outputs(task: Task, inputs: Tensor) -> Tensor:
+    with _model_errors(inputs), task.model.evaluation_mode():
         return task.model(task.model.initial(), inputs)
+
+
+@contextmanager
+def _model_errors(inputs: Tensor) -> Iterator[None]:
+    """Attribute an error to the model and the shape of its inputs."""
+    try:
+        yield
+    except UnsuitableModel:
+        raise
     except Exception as error:  # whatever a user's forward raises, it is about these inputs
         raise ValueError(
             f"Cannot run the model on samples of shape {tuple(inputs.shape[1:])} ({inputs.dtype}) because it fails "
             f"there: {one_line(str(error))}"
         ) from error
-    finally:
-        module.train()
 
 
 def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:

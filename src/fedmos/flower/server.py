@@ -102,7 +102,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
 def _connect(grid: Grid, deployment: Deployment, manifest: DeploymentManifest) -> ReplyCollector:
     """Set up the exchange of messages with the clients of a grid."""
     spec, deploy = deployment.spec, deployment.deploy
-    model = FlatModel(spec.model, find_device(spec.device), spec.dtype, spec.precision)
+    model = FlatModel(spec.model, find_device(spec.device), spec.dtype, spec.precision, spec.outputs)
     channel = MessageChannel(grid)
     registry = NodeRegistry(
         channel,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
+from ..core.model_outputs import OutputFunction
 from ..core.precision import Precision, arithmetic
 from ..engine.inference import most_at_once
 from .model_record import ModelRecord, dtype_of
@@ -25,6 +26,7 @@ class Predictor:
         record: What the run recorded about its inputs.
         info: What the run recorded about its execution: `dtype`, `precision` and `device`.
         device: The device to compute on (default: the run's if this machine has it, otherwise the CPU).
+        outputs: The function `outputs` of the run, if it had one.
     """
 
     def __init__(
@@ -34,21 +36,26 @@ class Predictor:
         record: ModelRecord,
         info: Mapping[str, Any],
         device: torch.device | None = None,
+        outputs: OutputFunction | None = None,
     ) -> None:
         self._record = record
         self.device = device or device_of(info)
         precision: Precision = info.get("precision")
         if precision == "tf32" and self.device.type != "cuda":
             precision = None
-        self._model = FlatModel(model, self.device, dtype_of(info), precision)
-        self._model.module.eval()
+        if info.get("outputs") is not None and outputs is None:
+            raise ValueError(
+                f"Cannot predict because the run's function outputs={info['outputs']} is not saved with it; "
+                "use Result.load(path, model, outputs=...)"
+            )
+        self._model = FlatModel(model, self.device, dtype_of(info), precision, outputs)
         self._params = params.to(self.device, self._model.dtype)
 
     def __call__(self, x: Any) -> Tensor:
         """Return the outputs for a batch of raw inputs, on the CPU."""
         raw = as_stored(x, self._record)
         model, outputs = self._model, []
-        with torch.no_grad(), arithmetic(model.precision):
+        with torch.no_grad(), arithmetic(model.precision), model.evaluation_mode():
             first = model(self._params, self._inputs(raw[:1]))
             parts = -(len(raw) // -most_at_once(self.device, first.numel()))
             for part in raw.split(-(len(raw) // -parts)):  # the division of `Evaluator`

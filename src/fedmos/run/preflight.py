@@ -112,8 +112,8 @@ def repeatable(task: Task) -> Iterator[None]:
     yield
     if any(not torch.equal(a, b) for a, b in zip(before, generators(), strict=True)):
         raise ValueError(
-            "Cannot train the model because it draws from PyTorch's global generator (functional dropout?), so its "
-            "runs would not repeat; use nn.Dropout layers"
+            "Cannot train the model because it draws from PyTorch's global generator, so its runs would not repeat; "
+            "use dropout (F.dropout or nn.Dropout), which gets random streams of its own, in place of other noise"
         )
     if held != buffers():
         raise ValueError(

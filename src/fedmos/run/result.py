@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from ..algorithm import Vectors
 from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
+from ..core.model_outputs import OutputFunction
+from ..core.module_kind import plain_module
 from ..data.normalize import Normalize
 from ..storage import RunFolder, Snapshot
 from .info import RunInfo
@@ -41,6 +43,8 @@ class Result(Snapshot):
     _model: nn.Module | None = None
     _folder: Path | None = None
     """The folder from which the result was loaded."""
+    _outputs: OutputFunction | None = None
+    """The function `outputs` of the run."""
     _predictor: Predictor | None = None
 
     def __repr__(self) -> str:
@@ -89,7 +93,9 @@ class Result(Snapshot):
             True
         """
         if self._predictor is None:
-            self._predictor = Predictor(self.model, self.params, ModelRecord.required(self.info), self.info)
+            self._predictor = Predictor(
+                self.model, self.params, ModelRecord.required(self.info), self.info, outputs=self._outputs
+            )
         return self._predictor(x)
 
     def client_state(self, i: int) -> Vectors:
@@ -137,6 +143,7 @@ class Result(Snapshot):
         path: str | os.PathLike[str],
         model: nn.Module | None = None,
         normalize: Normalize | Literal["recorded"] | None = "recorded",
+        outputs: OutputFunction | None = None,
     ) -> Result:
         """Read a saved result, or the newest checkpoint of a run.
 
@@ -145,6 +152,7 @@ class Result(Snapshot):
             model: The model of the run. A run of the command line does not need it: its configuration names the model.
             normalize: The normalisation of the run's data, None for no normalisation. It is only needed for `predict`
                 with the result of an earlier version, which did not record it.
+            outputs: The function `outputs` of the run, if it had one. It is only needed for `predict`.
 
         Raises:
             FileNotFoundError: If there is no result.
@@ -161,7 +169,7 @@ class Result(Snapshot):
         if damage:
             _log.warning("The result in %s is of round %d, because of %s", path, len(snapshot.history), damage)
         info = snapshot.info if normalize == "recorded" else _with_normalization(snapshot.info, normalize)
-        result = cls(**vars(snapshot) | {"info": RunInfo.from_json(info)}, _folder=Path(path))
+        result = cls(**vars(snapshot) | {"info": RunInfo.from_json(info)}, _folder=Path(path), _outputs=outputs)
         if model is not None:
             result._model = _filled(model, result)
         return result
@@ -169,6 +177,7 @@ class Result(Snapshot):
 
 def _filled(model: nn.Module, result: Result) -> nn.Module:
     """Return a copy of the model with the parameters of the result, in evaluation mode."""
+    model = plain_module(model)
     check_same_model(model, result.info)
     model = copy.deepcopy(model).to(device=torch.device("cpu"), dtype=result.params.dtype)
     load_flat(model, result.params)

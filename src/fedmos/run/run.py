@@ -253,7 +253,7 @@ class Run:
             self.info.compile_seconds = round(self.task.program.seconds, 1)
         snapshot = self.state.snapshot({}, interrupted)
         model = self.task.model.module_with(self.state.x).eval()
-        return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=model)
+        return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=model, _outputs=self.spec.outputs)
 
     def end(self, interrupted: bool = False) -> Result:
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:

@@ -14,6 +14,8 @@ from ..core.callback import Callback
 from ..core.formatting import format_value
 from ..core.history import Record
 from ..core.losses import Loss, LossFunction
+from ..core.model_outputs import OutputFunction
+from ..core.module_kind import plain_module
 from ..core.precision import Precision
 from ..core.validation import (
     LARGE,
@@ -61,6 +63,10 @@ def _record_loss(v: str | LossFunction) -> str:
     return Loss(v).name
 
 
+def _record_function(v: Callable[..., Any] | None) -> str | None:
+    return None if v is None else getattr(v, "__qualname__", type(v).__qualname__)
+
+
 @options
 class RunSpec:
     """Every option of a run; the arguments of `fm.run`.
@@ -70,8 +76,9 @@ class RunSpec:
     """
 
     model: nn.Module = option(
-        "Any module without BatchNorm. The run starts from its weights and leaves it unchanged.",
+        "Any module; docs/models.md says what is refused. The run starts from its weights and leaves it unchanged.",
         instance_of(nn.Module, "a torch.nn.Module"),
+        convert=plain_module,
         kw_only=False,
         resume="not recorded",  # RunInfo holds its fingerprint
     )
@@ -119,6 +126,14 @@ class RunSpec:
         default="cross_entropy",
         record=_record_loss,
         shared=True,
+    )
+    outputs: OutputFunction | None = option(
+        "Takes the tensor of outputs from what the model returns; by default `.logits` of Hugging Face outputs, or the "
+        "only tensor of a tuple or dictionary.",
+        Rule("a function from what the model returns to a tensor", callable),
+        default=None,
+        record=_record_function,
+        toml=False,
     )
     lr_decay: Decay = option(
         "Factor of the step size per round, or a mapping from round (from 0) to a factor that applies from that round "

@@ -216,7 +216,7 @@ def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]
     clients = ClientStore(initial_client_state(algorithm, task.model.initial()), len(task.data))
     backend = LocalBackend(task, algorithm, choose_plan("auto", task, len(ids)), clients=clients)
     run = FederatedState(task=task, algorithm=algorithm, selector=Full(), backend=backend)
-    task.model.module.train()
+    task.model.training_mode()
     # The shadow sequence: SGD with the mean gradient of all clients at one common point.
     shadow = [run.x]
     own = [backend.executor.gradient(chunk, run.t) for chunk in backend.executor.chunks(ids)]

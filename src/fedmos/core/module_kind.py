@@ -1,0 +1,80 @@
+"""Which kinds of modules a run can train."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+
+class UnsuitableModel(ValueError):
+    """The model cannot be trained or evaluated; the message says why and what to do."""
+
+
+def plain_module(model: nn.Module) -> nn.Module:
+    """Return the model without the wrappers of `torch.compile`.
+
+    Raises:
+        UnsuitableModel: If the model has lazy modules or ScriptModules.
+    """
+    if _is_compiled(model):
+        model = model._orig_mod  # type: ignore[assignment]
+    _refuse_lazy(model)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsuitableModel(
+                f"Cannot train a ScriptModule{_quoted(name)} because its parameters cannot be replaced by those of a "
+                "client; use the Python module that it was made from"
+            )
+    if any(map(_is_compiled, model.modules())):
+        model = copy.deepcopy(model)
+        for name, module in list(model.named_modules(remove_duplicate=False)):
+            if _is_compiled(module):
+                parent, _, child = name.rpartition(".")
+                setattr(model.get_submodule(parent), child, module._orig_mod)
+    return model
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether the module was made by `torch.compile(module)`."""
+    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
+
+
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise UnsuitableModel(
+                f"Cannot train the model because '{name}' of a lazy module has no shape yet; "
+                "call the model once on a sample before the run"
+            )
+
+
+def _quoted(name: str) -> str:
+    return f" ('{name}')" if name else ""
+
+
+def check_batch_norm(model: nn.Module) -> bool:
+    """Refuse BatchNorm layers whose running statistics would change in training.
+
+    Args:
+        model: The model, each layer in the mode in which it is trained.
+
+    Returns:
+        Whether some layer normalises with the statistics of the batch, having no running statistics.
+    """
+    of_batch = False
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if module.running_mean is None:
+            of_batch = True
+        elif module.training:
+            raise UnsuitableModel(
+                f"Cannot train a model with BatchNorm ('{name}') because its running statistics mix clients' data; "
+                "use GroupNorm, convert the model with fm.models.convert_batchnorm(model), or keep the statistics of "
+                f"a pretrained model: fold them into its layers with fm.models.fold_batchnorm(model), or freeze them "
+                "by calling .eval() on the BatchNorm layers"
+            )
+    return of_batch

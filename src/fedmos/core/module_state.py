@@ -1,0 +1,83 @@
+"""What a forward pass changes in a module: attributes, buffers, parameters."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from .dropout import StreamDropout
+
+_OWN = set(vars(nn.Module()))
+_DEPTH = 4
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _Identity:
+    """Equal to itself only. Keeps the object alive, so that its address stays unique."""
+
+    def __init__(self, value: object, version: int = 0) -> None:
+        self.value, self.version = value, version
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value and self.version == other.version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+State = dict[str, Any]
+"""By the full name of an attribute, a value that is equal as long as the attribute is."""
+
+
+def attributes(module: nn.Module) -> State:
+    """Return the state of the Python attributes of all submodules that are not PyTorch's own layers."""
+    return {
+        _name(prefix, attribute): _token(value, _DEPTH)
+        for prefix, part in module.named_modules()
+        if not isinstance(part, StreamDropout) and not type(part).__module__.startswith("torch.nn.modules")
+        for attribute, value in vars(part).items()
+        if attribute not in _OWN
+    }
+
+
+def buffers(module: nn.Module) -> State:
+    """Return the state of all buffers but the keys of dropout."""
+    return {
+        _name(prefix, name): _Identity(value, value._version)
+        for prefix, part in module.named_modules()
+        if not isinstance(part, StreamDropout)
+        for name, value in part._buffers.items()
+        if value is not None
+    }
+
+
+def changed(before: State, after: State) -> list[str]:
+    """Return the names that are new, missing or changed."""
+    return [name for name in {**before, **after} if name not in before or before[name] != after.get(name)]
+
+
+def holds_tensor(module: nn.Module, name: str) -> bool:
+    """Whether the attribute of that full name is a tensor now."""
+    owner, _, attribute = name.rpartition(".")
+    return isinstance(getattr(module.get_submodule(owner), attribute, None), Tensor)
+
+
+def _name(prefix: str, attribute: str) -> str:
+    return f"{prefix}.{attribute}" if prefix else attribute
+
+
+def _token(value: Any, depth: int) -> Any:
+    if isinstance(value, _PLAIN):
+        return (type(value), repr(value))
+    if isinstance(value, Tensor):
+        return _Identity(value, value._version)
+    if depth == 0 or isinstance(value, nn.Module | type | types.FunctionType | types.ModuleType):
+        return _Identity(value)
+    if isinstance(value, Mapping):
+        return [(_token(k, depth - 1), _token(v, depth - 1)) for k, v in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_token(v, depth - 1) for v in value]
+    held = [(name, _token(v, depth - 1)) for name, v in getattr(value, "__dict__", {}).items()]
+    return [_Identity(value), held]

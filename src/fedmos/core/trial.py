@@ -1,0 +1,190 @@
+"""A trial of a model on a few samples, before the first round.
+
+The trial finds where dropout is applied and whether samples of a batch influence each other, and refuses models that
+would train differently on each engine: those that keep state between forward passes or recompute activations.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from .dropout import Site
+from .flat_model import FlatModel, Trace
+from .module_kind import UnsuitableModel
+from .module_state import attributes, buffers, changed, holds_tensor
+
+_log = logging.getLogger("fedmos")
+
+_ROWS, _MORE_ROWS = 3, 5
+"""Two batch sizes; axes whose size follows the batch size hold samples."""
+
+
+def try_model(model: FlatModel, inputs: Tensor) -> None:
+    """Run the model in training mode on a few samples, and note how it uses dropout and batches.
+
+    Args:
+        model: The model. Its `functional_sites` and `mixes_samples` are set.
+        inputs: A few samples, ready for the model.
+
+    Raises:
+        UnsuitableModel: If the model cannot be trained, in a sentence that says why and what to do.
+    """
+    batch = _repeated(inputs, _ROWS)
+    other = batch.clone()
+    other[0] = batch[-1]
+    _check_dropout_is_off(model, batch)
+    model.training_mode()
+    _check_buffers(model, batch)
+    first, second, third, names = _three_passes(model, batch, other)
+    _check_state(model, batch, (first.outputs, third.outputs), names)
+    _check_recomputation(model, batch)
+    if not _close(model, first.outputs[1:], second.outputs[1:]):
+        model.mixes_samples = True
+    _place_dropout(model, first, second, batch)
+
+
+def _repeated(inputs: Tensor, n: int) -> Tensor:
+    return inputs[torch.arange(n, device=inputs.device) % len(inputs)]
+
+
+def _close(model: FlatModel, a: Tensor, b: Tensor) -> bool:
+    """Whether two outputs agree up to rounding; non-finite ones are left to other checks."""
+    if a.shape != b.shape:
+        return False
+    tolerance = 1e-2 if model.precision is not None else 1e-4
+    difference = (a - b).abs().amax() if a.numel() else a.new_zeros(())
+    return not bool(difference > tolerance * (1 + a.abs().amax())) if a.numel() else True
+
+
+def _check_dropout_is_off(model: FlatModel, batch: Tensor) -> None:
+    with model.evaluation_mode():
+        if model.trace(model.initial(), batch).functional:
+            raise UnsuitableModel(
+                "Cannot evaluate the model because its dropout is on in evaluation mode, too, and draws from PyTorch's "
+                "global generator; use F.dropout(x, p, training=self.training)"
+            )
+
+
+def _check_buffers(model: FlatModel, batch: Tensor) -> None:
+    """Refuse a forward pass that changes buffers or parameters."""
+    x, before = model.initial(), buffers(model.module)
+    y = x.clone()
+    model.trace(y, batch)
+    names = changed(before, buffers(model.module))
+    if names:
+        raise UnsuitableModel(
+            f"Cannot train the model because it changes its buffers in training ('{names[0]}'), which clients would "
+            "share; use layers without such buffers, or call .eval() on the layer that has it"
+        )
+    if not torch.equal(x, y):
+        raise UnsuitableModel(
+            "Cannot train the model because its forward pass changes its parameters in place; compute with a changed "
+            "copy instead"
+        )
+
+
+def _three_passes(model: FlatModel, batch: Tensor, other: Tensor) -> tuple[Trace, Trace, Trace, list[str]]:
+    """Run a batch, another, and the first again; also return the attributes that the last pass changes.
+
+    An attribute that is set once, as a cache is, does not change in the last pass.
+    """
+    x = model.initial()
+    first, second = model.trace(x, batch), model.trace(x, other)
+    before = attributes(model.module)
+    third = model.trace(x, batch)
+    return first, second, third, changed(before, attributes(model.module))
+
+
+def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor], names: list[str]) -> None:
+    """Refuse a model whose outputs for the same batch may depend on earlier forward passes."""
+    states = [name for name in names if not holds_tensor(model.module, name)]
+    same = _close(model, *outputs)
+    if states or (names and not same):
+        name = (states or names)[0]
+        raise UnsuitableModel(
+            f"Cannot train the model because its forward pass changes the attribute '{name}', which clients would "
+            "share and every engine would change in another order; use a forward pass that depends on its inputs and "
+            "parameters only"
+        )
+    if names:
+        _log.warning(
+            "The model's forward pass sets the attribute '%s' to a tensor; the run ignores it, and its value after the "
+            "run is not defined",
+            names[0],
+        )
+    elif not same and not _draws(model, batch):
+        raise UnsuitableModel(
+            "Cannot train the model because its output for the same samples changes from call to call; use a forward "
+            "pass that depends on its inputs and parameters only"
+        )
+
+
+def _draws(model: FlatModel, batch: Tensor) -> bool:
+    """Whether a forward pass draws from the global generator, which a later check refuses in its own words."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    model.trace(model.initial(), batch)
+    after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    return not all(map(torch.equal, states, after))
+
+
+def _check_recomputation(model: FlatModel, batch: Tensor) -> None:
+    """Refuse activation checkpointing: modules that run again in the backward pass have other parameters there."""
+    repeated: list[str] = []
+    with torch.enable_grad():
+        y = model.initial().requires_grad_()
+        outputs = model.trace(y, batch).outputs
+        if not outputs.requires_grad:
+            return
+        hook = register_module_forward_pre_hook(lambda module, inputs: repeated.append(type(module).__name__))
+        try:
+            torch.autograd.grad(outputs.sum(), y, allow_unused=True)
+        finally:
+            hook.remove()
+    if repeated:
+        raise UnsuitableModel(
+            f"Cannot train the model because it recomputes activations in the backward pass ({repeated[0]}); "
+            "turn gradient checkpointing off"
+        )
+
+
+def _place_dropout(model: FlatModel, first: Trace, second: Trace, batch: Tensor) -> None:
+    """Find where the samples are in every tensor that dropout is applied to."""
+    if not first.functional and not any(first.layers.values()):
+        return
+    larger = model.trace(model.initial(), _repeated(batch, _MORE_ROWS))
+    layers = {
+        name: _sites(calls, larger.layers[name], second.layers[name]) for name, calls in first.layers.items() if calls
+    }
+    model.place_dropout(layers, _sites(first.functional, larger.functional, second.functional))
+
+
+def _sites(calls: Sequence[Tensor], larger: Sequence[Tensor], other: Sequence[Tensor]) -> dict[int, Site]:
+    triples = zip(calls, larger, other, strict=False)
+    return {number: _site(*tensors) for number, tensors in enumerate(triples)}
+
+
+def _site(call: Tensor, larger: Tensor, other: Tensor) -> Site:
+    """Compare a tensor for a batch with those for a larger batch and for a batch with another first sample."""
+    axes = [axis for axis, (n, more) in enumerate(zip(call.shape, larger.shape, strict=True)) if n != more]
+    if not axes:
+        return Site(axis=None)
+    rows, rest = divmod(call.shape[axes[0]], _ROWS)
+    if len(axes) > 1 or rest or rows * _MORE_ROWS != larger.shape[axes[0]]:
+        raise UnsuitableModel(
+            f"Cannot apply dropout to a tensor of shape {tuple(call.shape)} in a batch of {_ROWS} samples because no "
+            "axis holds the same number of rows for every sample; keep the samples on the first axis"
+        )
+    return Site(axes[0], rows, rows > 1 and _interleaved(call, other, axes[0], rows))
+
+
+def _interleaved(call: Tensor, other: Tensor, axis: int, rows: int) -> bool:
+    """Whether the rows of the first sample, which differ between the two tensors, are not adjacent."""
+    differ: Any = (call != other).movedim(axis, 0).flatten(1).any(1)
+    return bool(differ[rows:].any()) and not bool(differ.view(rows, _ROWS)[:, 1:].any())
