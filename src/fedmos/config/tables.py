@@ -88,7 +88,7 @@ class DataConfig(Strict):
         with error_location("data"):
             dataset = datasets.load(self.name, self.root)
         if self.normalize is not None:
-            scale = 255.0 if dataset.normalize is None else dataset.normalize.scale
+            scale = None if dataset.normalize is None else dataset.normalize.scale
             with error_location("data"):
                 dataset = dataset.declare(normalize=Normalize(self.normalize.mean, self.normalize.std, scale))
         if self.augment is not None:

@@ -62,6 +62,10 @@ class Dataset:
     encoding: Encoding | None = None
     """How the columns of a table became the inputs."""
 
+    def __post_init__(self) -> None:
+        if self.normalize is not None:
+            object.__setattr__(self, "normalize", self.normalize.resolved(self.x_train))
+
     def __repr__(self) -> str:
         tests = 0 if self.y_test is None else len(self.y_test)
         return f"Dataset({self.name}: {len(self.y_train)} training and {tests} test samples)"

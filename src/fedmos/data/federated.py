@@ -97,6 +97,10 @@ class FederatedData(Importers):
             test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
         )
 
+    def __post_init__(self) -> None:
+        if self.normalize is not None:
+            object.__setattr__(self, "normalize", self.normalize.resolved(self.x))
+
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> FederatedData:
         """Return the federation with another normalisation or augmentation.
 
