@@ -12,6 +12,7 @@ from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .config.registry import algorithms, availabilities, partitions, selectors
+from .core import batch_losses as losses
 from .core.callback import Callback
 from .core.history import History, Record
 from .core.version import __version__
@@ -32,8 +33,9 @@ from .selection.selector import Selector, View
 Table = PerClient
 """The earlier name of `PerClient`."""
 
-# Earlier paths of public modules.
-for _name, _module in {"analysis": analysis, "diagnostics": _diagnostics, "tracking": _tracking}.items():
+# Public paths of modules that lie deeper.
+_modules = {"analysis": analysis, "diagnostics": _diagnostics, "losses": losses, "tracking": _tracking}
+for _name, _module in _modules.items():
     sys.modules[f"{__name__}.{_name}"] = _module
 
 __all__ = [
@@ -66,6 +68,7 @@ __all__ = [
     "analysis",
     "availabilities",
     "datasets",
+    "losses",
     "models",
     "partition",
     "partitions",

@@ -25,8 +25,9 @@ class Batched(LocalGradient):
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         y = y.expand(len(self.chunk.ids), -1)
         sums: tuple[Tensor, Tensor] = (y, y)
+        weight = self.weights(batch)
         for inputs, targets, keys, columns in self.parts(batch, self._width(batch)):
-            g, value = self.task.program(y, inputs, targets, batch.weight[:, columns], keys)
+            g, value = self.task.program(y, inputs, targets, weight[:, columns], keys)
             sums = (value, g) if columns.start == 0 else (sums[0] + value, sums[1] + g)
         return sums
 
@@ -39,7 +40,8 @@ class Batched(LocalGradient):
             return super().descend(y, lr)
         ((inputs, targets, keys, _),) = self.parts(batch, width)
         try:
-            y_next, loss = program.descend(lr, y.expand(len(self.chunk.ids), -1), inputs, targets, batch.weight, keys)
+            weight = self.weights(batch)
+            y_next, loss = program.descend(lr, y.expand(len(self.chunk.ids), -1), inputs, targets, weight, keys)
         except CannotCompile as error:
             _log.warning("Compiling gradients alone because whole steps fail: %s", error)
             program.descends = False
@@ -50,6 +52,8 @@ class Batched(LocalGradient):
     def _width(self, batch: Batch) -> int:
         """Return the number of sample columns per call. Longer batches are split into multiples of a step's batch."""
         columns, of_step = batch.positions.shape[1], self.task.batch_size or 1
+        if self.task.loss.batch is not None:
+            return columns
         width = max(1, _SAMPLES_AT_ONCE // self.chunk.parallel)
         if columns <= of_step:
             return width

@@ -211,6 +211,8 @@ def _max_parallel_clients(task: Task) -> int:
 
 def why_not_vectorised(task: Task) -> str | None:
     """Try one gradient on one sample of the first clients; returns the reason if it fails."""
+    if task.loss.batch is not None and not task.loss.batch.masked and not task.equal_batches:
+        return f"batches have different sizes and {task.loss.name} takes no mask (outputs, targets, mask)"
     try:
         with torch.no_grad():
             ids = torch.arange(min(2, len(task.data)))

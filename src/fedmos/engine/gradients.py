@@ -79,6 +79,14 @@ class LocalGradient:
         losses = torch.stack(list(self._losses.values()))
         return torch.where(active, losses, 0).sum(0) / active.sum(0)
 
+    def weights(self, batch: Batch) -> Tensor:
+        """Return the weight of each sample in the loss of its client's batch, (M, L)."""
+        loss = self.task.loss
+        if loss.uniform or loss.batch is not None:
+            return batch.weight
+        targets = self.task.targets_at(self.chunk.offset[:, None] + batch.positions)
+        return loss.weights(targets, batch.weight > 0, self.task.model.dtype)
+
     def parts(self, batch: Batch, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, slice]]:
         """Yield the batch in parts of at most `width` columns: inputs, targets, dropout keys, and the columns."""
         dropout = self._keys(Purpose.DROPOUT, batch.phase) if self.task.model.has_dropout else None

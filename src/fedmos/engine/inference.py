@@ -70,14 +70,46 @@ def most_at_once(device: torch.device, outputs: int) -> int:
 
 def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return each client's mean loss and mean squared loss at x over the given positions of its data."""
-    owner = torch.repeat_interleave(torch.arange(len(ids)), torch.tensor([len(part) for part in positions]))
+    counts = torch.tensor([len(part) for part in positions])
+    owner = torch.repeat_interleave(torch.arange(len(ids)), counts)
     entries = task.data.offsets[ids][owner] + torch.cat(list(positions))
-    sums = torch.zeros(2, len(ids), dtype=torch.float64)
+    if task.loss.batch is not None:
+        with evaluation_mode(task):
+            outputs, targets = all_outputs(task, x, entries.to(x.device))
+        parts = zip(outputs.split(counts.tolist()), targets.split(counts.tolist()), strict=True)
+        losses = torch.stack([task.loss.mean(o, t) for o, t in parts]).to("cpu", torch.float64)
+        return losses, torch.full_like(losses, torch.nan)  # there is no loss of a single sample
+    sums, norms = torch.zeros(2, len(ids), dtype=torch.float64), torch.zeros(len(ids), dtype=torch.float64)
     with evaluation_mode(task):
         for part in torch.arange(len(entries)).split(samples_at_once(task, x)):
             inputs, targets = task.samples(entries[part].to(x.device))
             outputs = task.model(x, task.model.laid_out(inputs))
             losses = task.loss.each_or_loop(outputs, targets).to("cpu", torch.float64)
             sums.index_add_(1, owner[part], torch.stack([losses, losses**2]))
-    mean, squared = sums / torch.tensor([len(part) for part in positions])
+            if not task.loss.uniform:
+                norms.index_add_(0, owner[part], task.loss.norms(targets).to("cpu", torch.float64))
+    mean, squared = sums / counts
+    if task.loss.sums:
+        mean = sums[0]
+    elif not task.loss.uniform:
+        mean = torch.where(norms > 0, sums[0] / norms.where(norms > 0, 1), 0)
     return mean, squared
+
+
+def all_outputs(task: Task, x: Tensor, entries: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return outputs and targets at entries of the federation's index, or of the test set if `entries` is None."""
+    outputs, targets = [], []
+    if entries is None:
+        assert task.data.test is not None
+        every = torch.arange(len(task.data.test[1]), device=x.device)
+    else:
+        every = entries
+    for part in every.split(samples_at_once(task, x)):
+        if entries is None:
+            assert task.data.test is not None
+            inputs, labels = task.inputs(task.data.test[0][part]), task.targets(task.data.test[1][part])
+        else:
+            inputs, labels = task.samples(part)
+        outputs.append(task.model(x, task.model.laid_out(inputs)))
+        targets.append(labels)
+    return torch.cat(outputs), torch.cat(targets)

@@ -18,22 +18,31 @@ class Loop(LocalGradient):
 
     def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         n = int(batch.size[0])
-        batch = batch._replace(positions=batch.positions[:, :n])
+        batch = batch._replace(positions=batch.positions[:, :n], weight=batch.weight[:, :n])
         loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)
+        weight = None if self.task.loss.uniform else self.weights(batch)
         for inputs, targets, keys, columns in self.parts(batch, self._width(n)):
             with torch.enable_grad():
                 y_leaf = y.detach().requires_grad_()
                 images = self.task.model.laid_out(inputs[0])
                 outputs = self.task.model(y_leaf, images, None if keys is None else keys[0])
-                mean = self.task.loss.mean(outputs, targets[0])
+                mean = self._loss(outputs, targets[0], None if weight is None else weight[0, columns], n)
             (g,) = torch.autograd.grad(mean, y_leaf)
-            share = (columns.stop - columns.start) / n
+            share = (columns.stop - columns.start) / n if weight is None else 1.0
             loss, gradient = loss + share * mean.detach(), gradient + share * g
         return loss[None], gradient
+
+    def _loss(self, outputs: Tensor, targets: Tensor, weight: Tensor | None, n: int) -> Tensor:
+        """Return the loss of a part of a batch of n samples: by the user's function where the part is the batch."""
+        if weight is None or (len(outputs) == n and bool((weight > 0).any())):
+            return self.task.loss.mean(outputs, targets)
+        return self.task.loss.weighted(outputs, targets, weight)
 
     def _width(self, n: int) -> int:
         """Return the number of samples per call: a step's batch at once, larger ones in parts."""
         of_step = self.task.batch_size or 1
+        if self.task.loss.batch is not None:
+            return n
         return _SAMPLES_AT_ONCE if n <= of_step else min(_SAMPLES_AT_ONCE, max(of_step, self.task.samples_at_once))
 
     def start(self, x: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Program:
     def _weighted(
         self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor
     ) -> Tensor:
-        return (weight * self._loss.each(self._model(y, inputs, *keys), targets)).sum()
+        return self._loss.weighted(self._model(y, inputs, *keys), targets, weight)
 
 
 class CannotCompile(RuntimeError):

@@ -38,7 +38,7 @@ class DivergenceError(RuntimeError):
     result: Any
 
 
-class Training(NamedTuple):
+class TrainingResult(NamedTuple):
     """The result of the clients' part of a round."""
 
     server_state: Vectors
@@ -108,7 +108,7 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
     return commit(state, sampled, timing, new, results, Record(seconds=seconds, **(record | results.metrics)))
 
 
-async def train_clients(state: FederatedState, sampled: SampledCohort, timing: RoundTiming) -> Training | None:
+async def train_clients(state: FederatedState, sampled: SampledCohort, timing: RoundTiming) -> TrainingResult | None:
     """Run the clients' part of the round; returns None for an empty cohort."""
     cohort = sampled.cohort
     if not cohort.ids.shape[0]:
@@ -124,7 +124,7 @@ async def train_clients(state: FederatedState, sampled: SampledCohort, timing: R
 
 async def _run_phases(
     state: FederatedState, cohort: Cohort, timing: RoundTiming | None, observer: StepObserver | None = None
-) -> Training:
+) -> TrainingResult:
     """Run the extra phase if the round has one, broadcast, and train the cohort."""
     algorithm, ctx, prepared = state.algorithm, state.context(cohort), None
     server_state = state.server_state
@@ -133,7 +133,7 @@ async def _run_phases(
         if algorithm.prepares(state.t):
             prepared = await state.backend.run_phase(cohort, given, observer)
             if len(prepared.kept.ids) < state.quorum(cohort):
-                return Training(server_state, prepared)
+                return TrainingResult(server_state, prepared)
             server_state = server_state | prepared.sums
         message = broadcast(state, server_state, ctx)
         update = await state.backend.run_phase(cohort, given._replace(phase="train", msg=message), observer)
@@ -144,7 +144,7 @@ async def _run_phases(
         ) from None
     if prepared is not None:
         update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is
-    return Training(server_state, update)
+    return TrainingResult(server_state, update)
 
 
 def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vectors:
@@ -156,7 +156,9 @@ def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vec
     return {name: message[name] for name in names}  # a captured graph identifies vectors by their order
 
 
-async def server_step(state: FederatedState, sampled: SampledCohort, training: Training | None) -> RoundState | None:
+async def server_step(
+    state: FederatedState, sampled: SampledCohort, training: TrainingResult | None
+) -> RoundState | None:
     """Apply the server's step; returns None if it fails and updates were not checked.
 
     Without enough updates the round is abandoned and the model stays.

@@ -57,6 +57,13 @@ class Task:
         return int(self.data.sizes.max())
 
     @cached_property
+    def equal_batches(self) -> bool:
+        """Whether all batches of all clients have the same size."""
+        n, B = int(self.data.sizes[0]), self.batch_size
+        divided = B is None or n % B == 0 or (self.local_steps is not None and n >= B)
+        return divided and bool((self.data.sizes == n).all())
+
+    @cached_property
     def least_steps(self) -> int:
         """The smallest K_i of the federation."""
         return int(self.steps(self.data.sizes.min()))
@@ -117,6 +124,10 @@ class Task:
             x.index_select(0, where.flatten()).view(*where.shape, *x.shape[1:]) if x.device.type == "cpu" else x[where]
         )
         return self.inputs(chosen, keys), self.targets(self.data.y[where])
+
+    def targets_at(self, entries: Tensor) -> Tensor:
+        """Return the targets at entries (any shape) of the federation's index."""
+        return self.targets(self.data.y[entries if self.data.index is None else self.data.index[entries]])
 
     def inputs(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         # Normalisation expects a single batch axis in front of the channels.

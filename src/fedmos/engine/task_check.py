@@ -13,6 +13,7 @@ from ..core.formatting import one_line
 from ..core.losses import PADDING
 from ..core.module_kind import UnsuitableModel
 from ..core.trial import try_model
+from .loss_check import check_loss
 from .task import Task
 
 
@@ -53,17 +54,7 @@ def check_fit(task: Task) -> None:
         )
     if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for y in _targets(task)):
         raise ValueError("Cannot use bce because some targets are not in [0, 1]; use loss='mse'")
-    try:
-        loss, terms = float(task.loss.mean(outputs, targets)), task.loss.each_or_loop(outputs, targets)
-    except Exception as error:
-        raise ValueError(
-            f"Cannot apply the loss to the model's output because it fails there: {one_line(str(error))}"
-        ) from error
-    if math.isfinite(loss) and abs(loss - float(terms.mean())) > 1e-3 * (1 + abs(loss)):
-        raise ValueError(
-            f"run: 'loss' must be a mean over the samples of a batch, but on {len(terms)} samples it is {loss:.4g} "
-            f"and the mean of its values on each alone {float(terms.mean()):.4g}"
-        )
+    check_loss(task)
 
 
 def _outputs(task: Task, inputs: Tensor) -> Tensor:
@@ -128,9 +119,8 @@ def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
             f"{tuple(targets.shape)} need one more axis, of classes"
         )
     for part, y in zip(("training", "test"), _targets(task), strict=False):
-        if y.ndim > 1:
-            y = y.to(torch.int64)
-            y = y.where(y != PADDING, 0)
+        y = y.to(torch.int64)
+        y = y.where(y != PADDING, 0)
         low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]
         if low < 0:
             raise ValueError(f"Cannot train the model because {part} labels must be ≥ 0, got {low}")

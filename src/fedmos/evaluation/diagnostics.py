@@ -98,7 +98,8 @@ class Diagnostics(Callback):
             "alignment": float(_cosine(updates, step.to(updates)).mean()),
             "descent": float(_cosine(-mean, step.to(mean))),
         }
-        if (estimate := state.gradient_estimate(Cohort.of(ids, weights, state.task.data))) is not None:
+        uniform = state.task.loss.uniform
+        if uniform and (estimate := state.gradient_estimate(Cohort.of(ids, weights, state.task.data))) is not None:
             true = _full_gradient(state)
             found["momentum_deviation"] = float(((estimate.to(true) - true) ** 2).sum() / (true**2).sum())
         if M > 1:

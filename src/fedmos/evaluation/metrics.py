@@ -9,22 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
-from torch.nn.utils.rnn import pad_sequence
 
-from ..data.federated import FederatedData
 from ..engine.graphs import Graphs
 from ..engine.inference import SAMPLES_AT_ONCE, evaluation_mode, samples_at_once
 from ..engine.program import Compiled
 from ..engine.ranks import Ranks
 from ..engine.task import Task
+from .batch_loss import batch_loss_metrics
 from .measurable import correctness, measurable
 from .measurable import has_classes as has_classes
 from .per_client import client_accuracy
+from .sample_weights import pool_samples, test_weights
 
 _RECORDED = 64
 """An evaluation of at most this many batches is captured as one CUDA graph."""
-_MUCH_FEWER = 0.8
-"""If each federation uses at most this share of all samples, each model is evaluated on its own samples."""
 
 
 class Evaluator:
@@ -46,11 +44,11 @@ class Evaluator:
             ranks: The ranks that share the evaluation.
             train: Whether to evaluate on the training data, too; otherwise on the test set only.
         """
-        self._ranks = ranks or Ranks()
+        self._ranks, self._train = ranks or Ranks(), train
         self._task = task = tasks[0]
-        self._samples, self._weight = _pooled([t.data for t in tasks])
+        self._samples, self._weight = pool_samples(tasks)
         if not train:
-            self._samples, self._weight = self._samples[:, :0], self._weight[:, :0]
+            self._samples, self._weight = self._samples[:, :0], self._weight[..., :0]
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
         # On a CPU a single model is evaluated without vmap; on a GPU with the kernels of a cohort.
         self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
@@ -71,6 +69,8 @@ class Evaluator:
         return cls(tasks, vectorised=True) if mergeable else None
 
     def __call__(self, xs: Tensor) -> Tensor:
+        if self._task.loss.batch is not None:
+            return torch.stack([batch_loss_metrics(self._task, x, self._correct, self._train) for x in xs])
         if self._at_once is None:
             with evaluation_mode(self._task), torch.no_grad():
                 self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
@@ -106,15 +106,14 @@ class Evaluator:
         with evaluation_mode(self._task), torch.no_grad():
             sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if self._samples.numel() else []
             if data.test is not None:
-                n = len(data.test[1])
-                weight = torch.full((1, n), 1 / n, dtype=torch.float64, device=device)
-                sums += self._sums(xs, *data.test, torch.arange(n, device=device)[None], weight)
+                every = torch.arange(len(data.test[1]), device=device)[None]
+                sums += self._sums(xs, *data.test, every, test_weights(self._task)[None])
         return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=device)
 
     def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> list[Tensor]:
         """Return weighted sums of loss and correct predictions over each part of the samples, (R, 1 or 2) each.
 
-        Samples and weights are (1 or R, n): the same for all models, or each model's own.
+        Samples are (1 or R, n), the same for all models or each model's own; weights are (1 or R, 1 or 2, n).
         """
         n = samples.shape[1]
         parts = self._divided(n)
@@ -124,12 +123,12 @@ class Evaluator:
             samples = torch.cat([samples, samples[:, :1].expand(-1, more)], dim=1)
             weight = F.pad(weight, (0, more))
         ranks, sums = self._ranks, []
-        for part, (some, w) in enumerate(zip(samples.split(width, 1), weight.split(width, 1), strict=True)):
+        for part, (some, w) in enumerate(zip(samples.split(width, 1), weight.split(width, -1), strict=True)):
             if part % ranks.size == ranks.rank:
                 inputs, targets = self._task.inputs(x[some.flatten()]), self._task.targets(y[some.flatten()])
                 scores = self._each(xs, inputs.unflatten(0, some.shape), targets.unflatten(0, some.shape))
                 # A sample of weight zero may have any loss, even an infinite one.
-                sums.append(torch.where(w[:, None] == 0, 0, scores * w[:, None]).sum(-1))
+                sums.append(torch.where(w == 0, 0, scores * w).sum(-1))
         return sums
 
     def _scores(self, xs: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -152,25 +151,3 @@ class Evaluator:
         if self._correct is None:
             return losses[None].to(torch.float64)
         return torch.stack([losses.to(torch.float64), self._correct(outputs, targets)])
-
-
-def _pooled(federations: Sequence[FederatedData]) -> tuple[Tensor, Tensor]:
-    """Return the samples to evaluate and their weights in the objective of each federation, (1 or R, n) each.
-
-    Every model is evaluated on the samples of all federations, or on its own where those are much fewer.
-    """
-    device = federations[0].x.device
-    weights = [(d.importance / d.sizes).repeat_interleave(d.sizes).to(device) for d in federations]
-    indices = [
-        torch.arange(int(d.offsets[-1]), device=device) if d.index is None else d.index[: int(d.offsets[-1])].to(device)
-        for d in federations
-    ]
-    if len(federations) == 1:
-        return indices[0][None], weights[0][None]
-    samples = torch.cat(indices).unique()
-    if max(map(len, indices)) <= _MUCH_FEWER * len(samples):
-        return pad_sequence(indices, batch_first=True), pad_sequence(weights, batch_first=True)
-    table = torch.zeros((len(federations), len(samples)), dtype=torch.float64, device=device)
-    for row, index, weight in zip(table, indices, weights, strict=True):
-        row.index_add_(0, torch.searchsorted(samples, index), weight)
-    return samples[None], table

@@ -75,6 +75,11 @@ class Deployment:
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")
         made = cls(call_with_options("deployment", RunSpec, (), parts), deploy)
+        if made.spec.class_weights == "balanced":
+            raise ValueError(
+                "Cannot balance the classes in a deployment because the server does not see the clients' labels; use a "
+                "list of weights"
+            )
         if made.data is None and deploy.clients is None:
             raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
         if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from ..core.flat_model import FlatModel
-from ..core.losses import Loss
+from ..core.losses import PADDING, Loss
 from ..data.federated import FederatedData
-from ..engine.inference import with_accepted_inputs
+from ..engine.inference import evaluation_mode, with_accepted_inputs
 from ..engine.task import Task
 from .spec import RunSpec
 
@@ -32,4 +34,44 @@ def build_task(
         clip=spec.clip,
         origin=origin,
     )
-    return with_accepted_inputs(task)
+    targets = [data.y if data.index is None else data.y[data.index], *([] if data.test is None else [data.test[1]])]
+    task = with_accepted_inputs(task)
+    return replace(task, loss=Loss(spec.loss, _class_weights(spec, task)).to(device, spec.dtype, *targets))
+
+
+def _class_weights(spec: RunSpec, task: Task) -> Tensor | None:
+    """Return the weights of the classes of `cross_entropy`, or of the positive targets of `bce`."""
+    if spec.class_weights is None:
+        return None
+    targets = task.data.y if task.data.index is None else task.data.y[task.data.index]
+    if spec.loss == "bce":
+        return _balanced_positive(targets).to(spec.dtype)
+    if spec.class_weights == "balanced":
+        weights = _balanced(targets)
+    else:
+        weights = torch.tensor(spec.class_weights, dtype=torch.float64)
+    with evaluation_mode(task), torch.no_grad():
+        inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+        classes = task.model(task.model.initial(), inputs).shape[1]
+    if spec.class_weights != "balanced" and len(weights) != classes:
+        raise ValueError(
+            f"run: 'class_weights' must have a weight for each of the model's {classes} outputs, got {len(weights)}"
+        )
+    padded = torch.zeros(max(classes, len(weights)), dtype=spec.dtype)
+    padded[: len(weights)] = weights
+    return padded
+
+
+def _balanced(targets: Tensor) -> Tensor:
+    """Return n / (classes · n_c) for every class c that occurs; 0 for others."""
+    counts = torch.bincount(targets[targets != PADDING].to(torch.int64).flatten()).to("cpu", torch.float64)
+    present = counts > 0
+    return torch.where(present, counts.sum() / (present.sum() * counts.where(present, 1)), 0)
+
+
+def _balanced_positive(targets: Tensor) -> Tensor:
+    """Return the ratio of negative to positive targets of each output."""
+    positive = (targets > 0.5).to(torch.float64).mean(0)
+    if bool(((positive == 0) | (positive == 1)).any()):
+        raise ValueError("Cannot balance the classes because an output has targets of one class only")
+    return (1 - positive) / positive

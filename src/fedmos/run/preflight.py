@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from ..core.batch_losses import Batch
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
@@ -34,6 +35,11 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
         spec.data.validate()
     with located(f"{where}selection"):
         spec.selection.validate(N)
+        if isinstance(spec.loss, Batch) and "start_squared_loss" in spec.selection.reports:
+            raise ValueError(
+                f"Cannot select with {type(spec.selection).__name__} because it needs losses of single samples, which "
+                f"{spec.loss.__name__}, a loss of the whole batch, does not have; use another selection"
+            )
     if spec.availability is not None:
         with located("availability"):
             spec.availability.validate(N)

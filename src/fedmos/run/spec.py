@@ -59,6 +59,16 @@ def _record_dtype(v: torch.dtype) -> str:
     return str(v).removeprefix("torch.")
 
 
+def _is_class_weights(v: Any) -> bool:
+    if isinstance(v, str):
+        return v == "balanced"
+    return isinstance(v, Sequence) and len(v) > 0 and all(non_negative.test(w) for w in v)
+
+
+def _convert_class_weights(v: Any) -> Any:
+    return v if isinstance(v, str) else tuple(float(w) for w in v)
+
+
 def _record_loss(v: str | LossFunction) -> str:
     return Loss(v).name
 
@@ -122,7 +132,8 @@ class RunSpec:
         shared=True,
     )
     loss: str | LossFunction = option(
-        '"cross_entropy", "mse", "bce", or a callable (outputs, targets) → mean over the batch.',
+        '"cross_entropy", "mse", "bce", a loss of PyTorch with any reduction, a callable (outputs, targets) → mean '
+        "over the batch, or `fm.losses.Batch(f)` for a loss that is no mean over samples.",
         default="cross_entropy",
         record=_record_loss,
         shared=True,
@@ -134,6 +145,14 @@ class RunSpec:
         default=None,
         record=_record_function,
         toml=False,
+    )
+    class_weights: Literal["balanced"] | Sequence[float] | None = option(
+        'Weights of the classes in the loss `cross_entropy`, as a list or as "balanced": inversely proportional to '
+        'their frequency in the training data of all clients. With `bce`, "balanced" weights the positive targets.',
+        Rule("'balanced' or a list of numbers ≥ 0, one for each class", _is_class_weights),
+        default=None,
+        convert=_convert_class_weights,
+        shared=True,
     )
     lr_decay: Decay = option(
         "Factor of the step size per round, or a mapping from round (from 0) to a factor that applies from that round "
@@ -254,6 +273,7 @@ class RunSpec:
             object.__setattr__(self, name, described.checked("run", name, getattr(self, name)))
         require(type(self.algorithm).__name__, "lr", getattr(self.algorithm, "lr", None), positive)
         Loss(self.loss)
+        self._check_class_weights()
         for callback in self.callbacks:
             if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
                 raise ValueError(
@@ -264,6 +284,16 @@ class RunSpec:
             raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")
         if self.out is None and (self.resume or self.checkpoint_every is not None):
             raise ValueError("run: 'out' must be a folder where 'resume' or 'checkpoint_every' is given, got None")
+
+    def _check_class_weights(self) -> None:
+        weights, loss = self.class_weights, self.loss
+        if weights is None or loss == "cross_entropy" or (loss == "bce" and weights == "balanced"):
+            return
+        name = loss if isinstance(loss, str) else Loss(loss).name
+        raise ValueError(
+            f"Cannot use class_weights with the loss {name}; use loss='cross_entropy', 'balanced' with loss='bce', or "
+            "a loss with weights of its own"
+        )
 
     def recorded(self) -> dict[str, Any]:
         """The options that a run's folder records, as JSON to read."""

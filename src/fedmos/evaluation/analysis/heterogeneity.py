@@ -127,6 +127,10 @@ def heterogeneity(
     )
     task = with_accepted_inputs(task)
     check_fit(task)
+    if not task.loss.uniform:
+        raise ValueError(
+            f"Cannot measure heterogeneity because {task.loss.name} is no mean over samples; use another loss"
+        )
     ids = _measured_clients(clients, len(data), seed)
     with torch.no_grad():
         own, squares = _gradients(task, ids)

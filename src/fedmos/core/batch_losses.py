@@ -1,0 +1,85 @@
+"""Losses of a whole batch that are not sums over its samples: `fedmos.losses`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Batch:
+    """A loss of the whole batch, e.g. a partial likelihood, a ranking loss or a contrastive loss.
+
+    The vectorised engine pads the batches of clients to one length, so `f` should take a mask: (outputs, targets, mask)
+    → loss, where `mask` is True for samples and False for padding. Without a mask, clients are vectorised only where
+    all batches have the same size; elsewhere use `engine="loop"`.
+
+    A reported loss is `f` on all data of a client, weighted by the clients' importances, and on the whole test set.
+
+    Args:
+        f: (outputs, targets) → loss or (outputs, targets, mask) → loss.
+
+    Raises:
+        ValueError: If `f` takes another number of arguments.
+
+    Example:
+        >>> def spread(outputs, targets, mask):
+        ...     return ((outputs[:, 0] - targets) ** 2).where(mask, 0).sum().sqrt()
+        >>> fm.losses.Batch(spread).__name__
+        'spread'
+    """
+
+    def __init__(self, f: Callable[..., Tensor]) -> None:
+        count = _positional_arguments(f)
+        if count not in (2, 3):
+            raise ValueError(f"Batch: 'f' must take (outputs, targets) or (outputs, targets, mask), got {count} values")
+        self.f = f
+        self.__name__ = getattr(f, "__name__", type(f).__name__)
+
+    @property
+    def masked(self) -> bool:
+        """Whether `f` takes a mask."""
+        return _positional_arguments(self.f) == 3
+
+    def __call__(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        value: Tensor = self.f(outputs, targets, mask) if self.masked else self.f(outputs, targets)
+        return value.reshape(())
+
+
+class Cox(Batch):
+    """The negative partial log-likelihood of Cox's proportional-hazards model, with Breslow's handling of ties.
+
+    Outputs are one log hazard per sample, (B,) or (B, 1). Targets are (B, 2): the time, and 1 for an event or 0 for a
+    censored sample. The loss is the mean over the events of a batch; a batch without an event has the loss 0. The
+    metric that goes with it is `fm.metrics.CIndex`.
+
+    Example:
+        >>> targets = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
+        >>> mask = torch.ones(2, dtype=torch.bool)
+        >>> round(float(fm.losses.Cox()(torch.zeros(2, 1), targets, mask)), 4)
+        0.6931
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_cox)
+        self.__name__ = "Cox"
+
+
+def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    scores, times = outputs.reshape(len(targets)), targets[:, 0]
+    events = (targets[:, 1] > 0) & mask
+    at_risk = (times[None, :] >= times[:, None]) & mask[None, :]
+    log_risk = scores.expand(len(scores), -1).masked_fill(~at_risk, -torch.inf)
+    # Rows of padding have no sample at risk; a finite row keeps their gradient finite.
+    log_risk = torch.where(events[:, None], log_risk, 0).logsumexp(1)
+    terms = torch.where(events, log_risk - scores, 0)
+    return terms.sum() / events.sum().clamp(min=1)
+
+
+def _positional_arguments(f: Callable[..., Any]) -> int:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(f).parameters.values()
+    return sum(p.kind in kinds and p.default is p.empty for p in parameters)
