@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,19 @@ def client_arrays(clients: Any, test: Any) -> tuple[list[Pair], Pair | None]:
     if tested is not None:
         _check_alike(tested, pairs[0], "the test set")
     return pairs, tested
+
+
+def client_names(names: Any, clients: int) -> list[str] | None:
+    """Return the names of the clients. Raises ValueError unless there is a different one for each client."""
+    if names is None:
+        return None
+    given = list(names) if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) else None
+    if given is None or len(given) != clients or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"FederatedData: 'names' must be {clients} strings, got {format_value(names)}")
+    twice = next((name for i, name in enumerate(given) if name in given[:i]), None) if clients < 1000 else None
+    if twice is not None or len(set(given)) < clients:
+        raise ValueError(f"FederatedData: 'names' must differ, got {twice!r} twice")
+    return [str(name) for name in given]
 
 
 def _pair(pair: Any, owner: str) -> Pair:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 
 import numpy as np
 
@@ -11,13 +12,14 @@ from ..core.svg import COLOURS, document, label, vertical_label
 _CELL, _LEFT, _TOP, _BOTTOM = 18, 64, 48, 52
 
 
-def bubble_chart(counts: np.ndarray, clients: Sequence[int], total: int) -> str:
+def bubble_chart(counts: np.ndarray, clients: Sequence[int], total: int, names: Sequence[str] | None = None) -> str:
     """Return an SVG document.
 
     Args:
         counts: Samples per drawn client and class, (len(clients), classes).
         clients: Numbers of the drawn clients.
         total: Number of clients of the federation.
+        names: The names of all clients, for the bubbles' tooltips.
     """
     columns, classes = counts.shape
     cell = max(4.0, min(_CELL, 900 / classes, 1400 / columns))
@@ -34,10 +36,17 @@ def bubble_chart(counts: np.ndarray, clients: Sequence[int], total: int) -> str:
     ]
     parts.append(label(round(_LEFT + cell * columns / 2, 1), round(height - 10, 1), "client", "middle"))
     parts.append(vertical_label(16, _TOP + cell * classes / 2, "class"))
-    return document(width, height, title, _LEFT, 13, parts + _bubbles(counts, clients, cell))
+    return document(
+        width,
+        height,
+        title,
+        _LEFT,
+        13,
+        parts + _bubbles(counts, [str(i) if names is None else names[i] for i in clients], cell),
+    )
 
 
-def _bubbles(counts: np.ndarray, clients: Sequence[int], cell: float) -> list[str]:
+def _bubbles(counts: np.ndarray, clients: Sequence[str], cell: float) -> list[str]:
     largest = max(1, int(counts.max()))
     bubbles = []
     for i, c in np.argwhere(counts > 0):
@@ -45,6 +54,6 @@ def _bubbles(counts: np.ndarray, clients: Sequence[int], cell: float) -> list[st
         x, y = _LEFT + (i + 0.5) * cell, _TOP + (c + 0.5) * cell
         bubbles.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{max(radius, 0.6):.1f}" fill="{COLOURS[c % len(COLOURS)]}">'
-            f"<title>client {clients[i]}, class {c}: {counts[i, c]:,}</title></circle>"
+            f"<title>client {escape(clients[i])}, class {c}: {counts[i, c]:,}</title></circle>"
         )
     return bubbles

@@ -11,6 +11,9 @@ import torch
 
 from .federated import FederatedData
 
+_NAMED = 8
+"""The number of clients that a description lists by name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
@@ -47,11 +50,13 @@ class Description:
     """min, median, mean and max of the n_i, and their Gini coefficient (0: all equal, near 1: one has nearly all)."""
     labels: Labels | None
     """Label statistics; None if targets are not class numbers."""
+    names: dict[str, int] | None = None
+    """Number of samples of each client by name; None if clients have no names."""
 
     def __str__(self) -> str:
         s = self.sizes
         rows = [
-            ("clients", f"{self.clients:,}"),
+            ("clients", f"{self.clients:,}{self._named()}"),
             ("samples", f"{self.samples:,} for training, {self.test_samples:,} for testing"),
             (
                 "samples per client",
@@ -68,6 +73,13 @@ class Description:
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
+    def _named(self) -> str:
+        """Return the names of the clients and their numbers of samples; of many, the first."""
+        if self.names is None:
+            return ""
+        some = [f"{name} ({n:,})" for name, n in list(self.names.items())[:_NAMED]]
+        return ": " + ", ".join(some) + (", …" if len(self.names) > _NAMED else "")
+
     def plot(self, path: str | os.PathLike[str], most: int = 40) -> None:
         """Write an SVG chart of the number of samples per client and class.
 
@@ -83,7 +95,9 @@ class Description:
         from .bubbles import bubble_chart
 
         drawn = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))
-        Path(path).write_text(bubble_chart(self.labels.counts[drawn], drawn.tolist(), self.clients), encoding="utf-8")
+        names = None if self.names is None else list(self.names)
+        chart = bubble_chart(self.labels.counts[drawn], drawn.tolist(), self.clients, names)
+        Path(path).write_text(chart, encoding="utf-8")
 
 
 def describe(data: FederatedData) -> Description:
@@ -101,6 +115,7 @@ def describe(data: FederatedData) -> Description:
             "gini": gini(sizes),
         },
         labels=_labels(label_counts(data), sizes) if _has_labels(data) else None,
+        names=None if data.names is None else dict(zip(data.names, sizes.tolist(), strict=True)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .arrays import client_arrays, importance_of, is_index, is_offsets, offsets_of
+from ..core.validation import suggest
+from .arrays import client_arrays, client_names, importance_of, is_index, is_offsets, offsets_of
 from .augment import Augment
 from .importers.methods import Importers
 from .normalize import Normalize
@@ -62,18 +63,20 @@ class FederatedData(Importers):
     @classmethod
     def from_arrays(
         cls,
-        clients: Iterable[tuple[Any, Any]],
+        clients: Iterable[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]],
         test: tuple[Any, Any] | None = None,
         importance: Any = None,
+        names: Sequence[str] | None = None,
     ) -> FederatedData:
         """Create a federation from arrays.
 
         Arrays keep their dtype; floating-point arrays are cast to the run's dtype when they are used.
 
         Args:
-            clients: One pair (x_i, y_i) of array-likes per client.
+            clients: One pair (x_i, y_i) of array-likes per client, or a dictionary of such pairs by the client's name.
             test: A pair of array-likes for the test set.
             importance: One number ≥ 0 per client, scaled to sum one (default: the number of samples).
+            names: The names of the clients.
 
         Returns:
             A `FederatedData`.
@@ -86,6 +89,8 @@ class FederatedData(Importers):
             >>> fm.FederatedData.from_arrays(clients, importance=[2, 1, 1]).importance
             tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
         """
+        if isinstance(clients, Mapping):
+            clients, names = list(clients.values()), [str(name) for name in clients] if names is None else names
         pairs, tested = client_arrays(clients, test)
         sizes = torch.tensor([len(x) for x, _ in pairs])
         return cls(
@@ -95,6 +100,7 @@ class FederatedData(Importers):
             offsets=offsets_of(sizes),
             importance=importance_of(sizes, importance),
             test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
+            names=client_names(names, len(pairs)),
         )
 
     def __post_init__(self) -> None:
@@ -164,12 +170,21 @@ class FederatedData(Importers):
                 digest.update(part.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()[:16]
 
-    def client(self, i: int) -> Arrays:
-        """Return the stored inputs and targets of client i.
+    def label(self, i: int) -> str:
+        """Return the number and, if it has one, the name of client i, for messages."""
+        return f"{i} ({self.names[i]!r})" if self.names is not None else str(i)
+
+    def client(self, i: int | str) -> Arrays:
+        """Return the stored inputs and targets of a client, given by number or name.
 
         Raises:
             IndexError: If there is no client i.
+            KeyError: If there is no client of that name.
         """
+        if isinstance(i, str):
+            if i not in (self.names or ()):
+                raise KeyError(f"FederatedData: there is no client {i!r}{suggest(i, self.names or ())}")
+            i = list(self.names or ()).index(i)
         if not 0 <= i < len(self):
             raise IndexError(f"FederatedData: client must be in 0 … {len(self) - 1}, got {i}")
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))

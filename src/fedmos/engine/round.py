@@ -138,9 +138,10 @@ async def _run_phases(
         message = broadcast(state, server_state, ctx)
         update = await state.backend.run_phase(cohort, given._replace(phase="train", msg=message), observer)
     except NonFiniteUpdate as error:
+        client = state.task.data.label(error.client)
         raise DivergenceError(
-            f"The update of client {error.client} in round {state.t + 1} is not finite; use a smaller 'lr', "
-            "'clip', or on_bad_update='drop'"
+            f"The update of client {client} in round {state.t + 1} is not finite; use a smaller 'lr', 'clip', or "
+            "on_bad_update='drop'"
         ) from None
     if prepared is not None:
         update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is

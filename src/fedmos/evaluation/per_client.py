@@ -19,7 +19,8 @@ def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
     """Return the distribution over clients of the accuracy of x on their own training data.
 
     Every client has the same weight. `sorted` lists the accuracies from the worst client to the best (evenly spaced
-    quantiles if there are many clients); `worst_tenth` is the mean of the worst 10 %, rounded up.
+    quantiles if there are many clients); `worst_tenth` is the mean of the worst 10 %, rounded up. `clients` has the
+    accuracy of each client by name, if clients have names and are not many.
     Empty without classes.
     """
     accuracies = client_accuracies(task, x)
@@ -27,10 +28,13 @@ def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
         return {}
     ascending = accuracies.sort().values
     points = torch.linspace(0, len(ascending) - 1, min(_MOST, len(ascending)), dtype=torch.float64).round().long()
+    names = task.data.names
+    named = names is not None and len(ascending) <= _MOST
     return {
         "mean": float(ascending.mean()),
         "worst_tenth": float(ascending[: -(len(ascending) // -10)].mean()),
         "sorted": ascending[points].tolist(),
+        **({"clients": dict(zip(names or (), accuracies.tolist(), strict=True))} if named else {}),
     }
 
 
