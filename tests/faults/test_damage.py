@@ -20,7 +20,7 @@ def checkpoints(tmp_path_factory):
 def falls_back(checkpoints) -> bool:
     """Whether the newest is noticed to be damaged and the one before is taken."""
     found = Checkpoints(checkpoints)
-    snapshot = found.newest()
+    snapshot = found.load_newest()
     return snapshot is not None and len(snapshot.history) == 27 and len(found.damage) == 1
 
 
@@ -74,7 +74,7 @@ def test_flipped_bits_in_what_checkpoints_share(checkpoints):
         bad[place // 8] ^= 1 << place % 8
         file.write_bytes(bad)
         found = Checkpoints(checkpoints)
-        snapshot = found.newest()
+        snapshot = found.load_newest()
         assert found.damage
         assert snapshot is None or len(snapshot.history) < 30
         file.write_bytes(good)

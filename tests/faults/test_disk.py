@@ -111,6 +111,6 @@ def test_a_lock_needs_no_room(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space"):
-        lock.Lock(tmp_path / "lock")
+        lock.FolderLock(tmp_path / "lock")
     monkeypatch.undo()
-    lock.Lock(tmp_path / "lock").release()
+    lock.FolderLock(tmp_path / "lock").release()

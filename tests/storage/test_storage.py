@@ -17,8 +17,8 @@ import fedmos as fm
 from fedmos.storage import RunFolder, lock, toml
 from fedmos.storage import checkpoint_schedule as pace
 from fedmos.storage.checkpoint import Checkpoints
-from fedmos.storage.files import Lines, StorageError
-from fedmos.storage.segments import new_rounds, new_rows
+from fedmos.storage.files import AppendOnlyFile, StorageError
+from fedmos.storage.segments import plan_clients, plan_history
 from helpers.configs import RUN
 from helpers.federations import poisoned
 
@@ -137,7 +137,7 @@ def test_a_stale_lock_is_recognised(quick, tmp_path, monkeypatch, flock):
     if not flock:
         monkeypatch.setattr(lock, "fcntl", None)
     quick(out=tmp_path / "run")
-    me = lock._myself()
+    me = lock._this_process()
     for holder in (me | {"pid": 2**22 + 1}, me | {"process": "another boot 12"}):
         (tmp_path / "run/lock").write_text(json.dumps(holder))
         quick(out=tmp_path / "run", resume=True)
@@ -222,8 +222,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(quick, tmp_path, monkeypatch,
 
 
 def test_a_line_that_does_not_fit_is_taken_back(tmp_path, monkeypatch):
-    lines, plain = Lines(tmp_path / "metrics.jsonl"), os.write
-    lines.add("one")
+    lines, plain = AppendOnlyFile(tmp_path / "metrics.jsonl"), os.write
+    lines.append("one")
     left = [2]
 
     def scarce(file, content):
@@ -234,9 +234,9 @@ def test_a_line_that_does_not_fit_is_taken_back(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "write", scarce)
     with pytest.raises(OSError, match="No space"):
-        lines.add("two")
+        lines.append("two")
     monkeypatch.undo()
-    lines.add("three")
+    lines.append("three")
     lines.close()
     assert (tmp_path / "metrics.jsonl").read_text() == "one\nthree\n"
 
@@ -301,13 +301,13 @@ def test_a_checkpoint_writes_only_the_clients_that_changed(tmp_path):
 def test_pieces_of_history_are_few_and_complete(steps):
     from math import log2
 
-    from fedmos.storage.segments import Rounds
+    from fedmos.storage.segments import HistorySegment
 
     kept, total, written = [], 0, 0
     for step in steps:
         total += step
-        kept, start = new_rounds(kept, total)
-        kept.append(Rounds(start, total, []))
+        kept, start = plan_history(kept, total)
+        kept.append(HistorySegment(start, total, []))
         written += total - start
         assert [p.start for p in kept] == [0, *(p.end for p in kept[:-1])]
         assert len(kept) <= 1 + log2(total)
@@ -317,13 +317,13 @@ def test_pieces_of_history_are_few_and_complete(steps):
 
 @given(st.lists(st.frozensets(st.integers(0, 50), max_size=10), max_size=60))
 def test_pieces_of_clients_hold_less_than_twice_what_is_alive(steps):
-    from fedmos.storage.segments import Rows
+    from fedmos.storage.segments import ClientSegment
 
     kept = []
     for changed in steps:
-        kept, ids = new_rows(kept, changed)
+        kept, ids = plan_clients(kept, changed)
         if ids:
-            kept.append(Rows(ids, []))
+            kept.append(ClientSegment(ids, []))
         alive = frozenset().union(*(p.ids for p in kept))
         assert sum(len(p.ids) for p in kept) <= 2 * len(alive)
     assert frozenset().union(*(p.ids for p in kept)) == frozenset().union(*steps)
@@ -362,7 +362,7 @@ def test_when_a_checkpoint_is_due(monkeypatch):
     assert [t for t in range(1, 8) if rounds.due(t)] == [3, 6]
     for now[0], timed, cheap in ((9, False, False), (11, False, True), (91, True, True)):
         assert (seconds.due(1), own.due(1)) == (timed, cheap)
-    own.note(2.0)  # that was dear: two seconds are a twentieth of forty
+    own.record(2.0)  # that was dear: two seconds are a twentieth of forty
     now[0] += 39
     assert not own.due(1)
     now[0] += 2
@@ -401,17 +401,17 @@ def test_the_command_line_ends_on_request_and_resumes(tmp_path, monkeypatch, cap
     (tmp_path / "mos.toml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     assert command(monkeypatch, "run", "mos.toml", "--set", "rounds=6", "--out", "whole") == 0
-    plain = RunFolder.note
+    plain = RunFolder.write_rounds
 
     def ask_to_end(self, history):
         plain(self, history)
         if len(history) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(RunFolder, "note", ask_to_end)
+    monkeypatch.setattr(RunFolder, "write_rounds", ask_to_end)
     assert command(monkeypatch, "run", "mos.toml", "--set", "rounds=6", "--out", "run") == 143
     assert len(fm.Result.load("run").history) == 3
-    monkeypatch.setattr(RunFolder, "note", plain)
+    monkeypatch.setattr(RunFolder, "write_rounds", plain)
     monkeypatch.chdir("/")
     assert command(monkeypatch, "resume", str(tmp_path / "run")) == 0
     resumed = fm.Result.load(tmp_path / "run")

@@ -33,10 +33,10 @@ def report(
     """
     from ..report.page import html
     from ..report.study import parse_target, read_study
-    from ..storage.files import explained, replace_file
+    from ..storage.files import replace_file, storage_errors
 
     page = html(read_study(runs, parse_target(target), baseline))
-    with explained(f"write {out}", "use another name"):
+    with storage_errors(f"write {out}", "use another name"):
         replace_file(out, page.encode())
     console.print(f"Report: {out}", highlight=False, markup=False)
 

@@ -8,7 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from ..experiments.table import ComparisonTable
-from ..storage.files import explained
+from ..storage.files import storage_errors
 from .curves import curve
 from .page import COLOURS
 
@@ -66,7 +66,7 @@ def plot(table: ComparisonTable, out: Path, metrics: Sequence[str], x: str) -> N
         FigureCanvasAgg(figure)
         for panel, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
             _panel(panel, table, metric, x)
-        with explained(f"write {out}", "use another name"):
+        with storage_errors(f"write {out}", "use another name"):
             figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
 
 

@@ -130,9 +130,9 @@ class Result(Snapshot):
                 "use out=, where the first rank writes all of it"
             )
         folder = RunFolder(path)
-        folder.claim()
+        folder.acquire()
         try:
-            folder.checkpoints.newest()  # so that it is kept
+            folder.checkpoints.load_newest()  # so that the newest one is kept
             folder.checkpoints.write(self)
         finally:
             folder.close()
@@ -162,7 +162,7 @@ class Result(Snapshot):
         checkpoints = RunFolder(path).checkpoints
         if not checkpoints.exist():
             raise FileNotFoundError(f"Cannot load a result from {path} because there is none")
-        snapshot = checkpoints.newest()
+        snapshot = checkpoints.load_newest()
         damage = "; ".join(checkpoints.damage)
         if snapshot is None:
             raise ValueError(f"Cannot load a result from {path} because its files are damaged: {damage}")

@@ -87,16 +87,16 @@ class Run:
             nonlocal found
             if self._folder is None:
                 return None
-            self._folder.claim()
-            found = self._folder.earlier(self.spec.resume)
+            self._folder.acquire()
+            found = self._folder.load_checkpoint(self.spec.resume)
             if found is not None:
                 self._check_resumable(out, found)
-            return self._folder.checkpoints.chosen
+            return self._folder.checkpoints.loaded_number
 
         number = self.ranks.on_rank0(find)
         if self.ranks.first or number is None:
             return found
-        return Checkpoints(out / "checkpoints").read(number)
+        return Checkpoints(out / "checkpoints").load(number)
 
     def _check_resumable(self, out: Path, earlier: Snapshot) -> None:
         """Refuse to resume a run that differs from this one, or of which too little was kept."""
@@ -193,7 +193,7 @@ class Run:
     def begin(self) -> None:
         def start() -> None:
             if self._folder is not None:
-                self._folder.begin(self.info.readable(), self.state.history, self.spec.checkpoint_every)
+                self._folder.start(self.info.readable(), self.state.history, self.spec.checkpoint_every)
             for watcher in self.watchers:
                 watcher.on_start(self.rounds, self.state.t)
 
@@ -227,10 +227,10 @@ class Run:
     def _noted(self, record: Record) -> bool:
         """Write the round down and tell everyone; whether it is time for a checkpoint."""
         if self._folder is not None:
-            self._folder.note(self.state.history)
+            self._folder.write_rounds(self.state.history)
         for watcher in self.watchers:
             watcher.on_round(record)
-        return self._folder is not None and not self.is_complete() and self._folder.due(self.state.t)
+        return self._folder is not None and not self.is_complete() and self._folder.checkpoint_due(self.state.t)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and there is anything new to it."""
@@ -239,14 +239,14 @@ class Run:
         folder, state = self._folder, self.state
         snapshot, changed = state.snapshot(self.info.to_json(), interrupted), state.clients.changed
         if self.ranks.size > 1:
-            needed = self.ranks.broadcast([] if folder is None else folder.checkpoints.needed(changed))
+            needed = self.ranks.broadcast([] if folder is None else folder.checkpoints.clients_to_write(changed))
             snapshot.clients = state.collect_clients(needed, self.ranks)
         final = not interrupted and self.is_complete()
         self.ranks.on_rank0(lambda: None if folder is None else folder.save(snapshot, changed, final))
         changed.clear()
         self._saved = state.t
         if folder is not None:
-            self.info.checkpoints = folder.cost
+            self.info.checkpoints = folder.checkpoint_cost
 
     def result(self, interrupted: bool = False) -> Result:
         if self.task.compiled:

@@ -36,7 +36,7 @@ from ..engine.lr_schedule import Decay
 from ..engine.simulated_clock import System
 from ..selection.availability import Availability
 from ..selection.selector import Selector
-from ..storage.checkpoint_schedule import Every, is_every
+from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
 from .options import instance_of, option, options, options_of
 from .values import structured
 
@@ -240,10 +240,10 @@ class RunSpec:
         resume="not recorded",
         toml=False,
     )
-    checkpoint_every: Every = option(
+    checkpoint_every: CheckpointInterval = option(
         'Save in `out` after every so many rounds, or after a time such as "30s" or "5min"; None spends a twentieth of '
         "the time on checkpoints and saves at most every ten seconds.",
-        is_every,
+        interval_rule,
         default=None,
         resume="not recorded",
         per_run=True,

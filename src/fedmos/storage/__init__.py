@@ -1,4 +1,4 @@
-"""Runs on disk: folders, locks and checkpoints that survive a kill, a full disk and a flipped bit."""
+"""Runs on disk: folders, locks, and checkpoints that survive a killed process, a full disk and damaged files."""
 
 from ..engine.snapshot import Snapshot
 from .run_folder import RunFolder

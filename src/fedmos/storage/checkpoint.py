@@ -1,7 +1,7 @@
-"""Checkpoints: folders named by a running number, each with a manifest of every file it needs.
+"""Checkpoints: numbered folders, each with a manifest that lists every file it needs.
 
-A checkpoint is written under another name, brought to the disk, and then renamed: there is all of it or
-nothing. The one before is kept until then. Nothing in it is executed when it is read.
+A checkpoint is written under a temporary name, flushed to the disk and then renamed, so it exists completely or not at
+all. The checkpoint before it is kept until then. Reading a checkpoint executes nothing in it.
 """
 
 from __future__ import annotations
@@ -22,27 +22,35 @@ import safetensors.torch
 
 from ..core.history import History, Record
 from ..engine.snapshot import Snapshot
-from .files import Stamp, digest, explained, sync_folder, write_synced
-from .segments import Rounds, Rows, SavedRows, decode_rounds, encode_rounds, encode_rows, new_rounds, new_rows
+from .files import FileRecord, hash_file, storage_errors, sync_folder, write_synced
+from .segments import (
+    ClientSegment,
+    HistorySegment,
+    StoredClients,
+    decode_history,
+    encode_clients,
+    encode_history,
+    plan_clients,
+    plan_history,
+)
 
 FORMAT = 2
 _NAME = re.compile(r"\d{6,}")
 _FILE = re.compile(r"\d{6,}/[a-z0-9-]+\.(safetensors|jsonl)")
 _KEPT = 2
-"""How many checkpoints are kept."""
+"""Number of checkpoints that are kept."""
 
 
 class DamagedError(ValueError):
-    """A checkpoint that is not as it was written."""
+    """A checkpoint is not as it was written, or a part of it is missing."""
 
 
-class Found(NamedTuple):
-    """A checkpoint and the pieces it is made of."""
+class LoadedCheckpoint(NamedTuple):
+    """A checkpoint and the segments it consists of."""
 
-    number: int
     snapshot: Snapshot
-    rounds: list[Rounds]
-    rows: list[Rows]
+    history: list[HistorySegment]
+    clients: list[ClientSegment]
     files: frozenset[str]
 
 
@@ -54,61 +62,65 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         self.damage: list[str] = []
-        """What was wrong with those that were passed over, newest first."""
+        """Descriptions of the damaged checkpoints that `load_newest` skipped, newest first."""
+        self.loaded_number: int | None = None
+        """The number of the checkpoint that `load_newest` returned."""
         self._number = max(self._numbers(), default=0)
-        self.chosen: int | None = None
-        """The number of the one that `newest` gave."""
-        self._rounds: list[Rounds] = []
-        self._rows: list[Rows] = []
-        self._good: dict[int, frozenset[str]] = {}
-        """The files of each checkpoint known to be good."""
+        self._history: list[HistorySegment] = []
+        self._clients: list[ClientSegment] = []
+        self._intact: dict[int, frozenset[str]] = {}
+        """The files of each checkpoint that is known to be intact."""
 
     def exist(self) -> bool:
+        """Whether there is any checkpoint, intact or not."""
         return bool(self._numbers())
 
-    def newest(self) -> Snapshot | None:
-        """The newest that is intact, from which the next will go on; None if none is."""
+    def load_newest(self) -> Snapshot | None:
+        """Load the newest intact checkpoint, on which later ones build; None if none is intact."""
         numbers = sorted(self._numbers(), reverse=True)
         self.damage = []
         for number in numbers:
             try:
-                found = self._read(number)
+                loaded = self._load(number)
             except DamagedError as error:
                 self.damage.append(f"{number:06} ({error})")
             else:
-                self._rounds, self._rows, self._good = found.rounds, found.rows, {number: found.files}
-                self.chosen = number
-                return found.snapshot
-        overtaken = sorted(self._numbers(), reverse=True) != numbers  # by a run that goes on as we read
-        return self.newest() if overtaken else None
+                self._history, self._clients, self._intact = loaded.history, loaded.clients, {number: loaded.files}
+                self.loaded_number = number
+                return loaded.snapshot
+        replaced = sorted(self._numbers(), reverse=True) != numbers  # a running process has written newer ones
+        return self.load_newest() if replaced else None
+
+    def load(self, number: int) -> Snapshot:
+        """Load the checkpoint with that number."""
+        return self._load(number).snapshot
 
     def write(self, snapshot: Snapshot, changed: Iterable[int] | None = None, only: bool = False) -> None:
-        """Save a snapshot whose clients have `changed` since the last one; None for a snapshot of its own.
+        """Write a checkpoint.
 
-        With `only`, no other is kept.
+        Args:
+            snapshot: the state to save.
+            changed: clients whose state has changed since the last checkpoint; None if this one must not build on it.
+            only: whether to remove all other checkpoints.
         """
         if changed is None:
-            self._rounds, self._rows, changed = [], [], snapshot.clients
+            self._history, self._clients, changed = [], [], snapshot.clients
         self._number += 1
-        with explained(
+        with storage_errors(
             f"write a checkpoint of round {len(snapshot.history)} in {self.folder.parent}",
             "earlier checkpoints are intact, so make room and use resume=True (fedmos resume)",
         ):
             self._write(snapshot, frozenset(changed))
         if only:
-            self._good = {self._number: self._good[self._number]}
+            self._intact = {self._number: self._intact[self._number]}
         self._prune()
 
-    def read(self, number: int) -> Snapshot:
-        """The one of that number."""
-        return self._read(number).snapshot
+    def clients_to_write(self, changed: set[int]) -> list[int]:
+        """Return the clients whose state the next checkpoint contains, if those have changed since the last one."""
+        return sorted(plan_clients(self._clients, frozenset(changed))[1])
 
-    def needed(self, changed: set[int]) -> list[int]:
-        """Whose state the next checkpoint is to hold, where those have changed since the last one."""
-        return sorted(new_rows(self._rows, frozenset(changed))[1])
-
-    def tidy(self) -> None:
-        """Remove what a killed run left half written. Only for who holds the lock."""
+    def remove_partial(self) -> None:
+        """Remove incomplete checkpoints of a killed process. The caller must hold the lock of the folder."""
         for path in self.folder.glob(".*.partial"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -122,102 +134,120 @@ class Checkpoints:
         partial = self.folder / f".{name}.partial"
         partial.mkdir(parents=True)
 
-        def put(file: str, content: Iterable[bytes]) -> Stamp:
-            return Stamp(f"{name}/{file}", *write_synced(partial / file, content))
+        def put(file: str, content: Iterable[bytes]) -> FileRecord:
+            return FileRecord(f"{name}/{file}", *write_synced(partial / file, content))
 
         try:
             state = put("state.safetensors", [_encode_state(snapshot)])
-            rounds, start = new_rounds(self._rounds, len(snapshot.history))
+            history, start = plan_history(self._history, len(snapshot.history))
             if start < len(snapshot.history):
-                stamp = put("history.jsonl", encode_rounds(snapshot.history, start))
-                rounds.append(Rounds(start, len(snapshot.history), [stamp]))
-            rows, ids = new_rows(self._rows, changed)
+                file = put("history.jsonl", encode_history(snapshot.history, start))
+                history.append(HistorySegment(start, len(snapshot.history), [file]))
+            clients, ids = plan_clients(self._clients, changed)
             if ids:
-                blocks = enumerate(encode_rows(snapshot.clients, ids))
-                rows.append(Rows(ids, [put(f"clients-{i}.safetensors", [block]) for i, block in blocks]))
-            content = {
-                "format": FORMAT,
-                "info": dict(snapshot.info),
-                "interrupted": snapshot.interrupted,
-                "state": state,
-                "history": [piece.files for piece in rounds],
-                "clients": [piece.files for piece in rows],
-            }
-            write_synced(partial / "manifest.json", [_seal(content)])
+                blocks = enumerate(encode_clients(snapshot.clients, ids))
+                files = [put(f"clients-{i}.safetensors", [block]) for i, block in blocks]
+                clients.append(ClientSegment(ids, files))
+            write_synced(partial / "manifest.json", [_seal(_manifest(snapshot, state, history, clients))])
             sync_folder(partial)
             os.rename(partial, self.folder / name)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         sync_folder(self.folder)
-        self._rounds, self._rows = rounds, rows
-        pieces: list[Rounds | Rows] = [*rounds, *rows]
-        files = [state, *(stamp for piece in pieces for stamp in piece.files)]
-        self._good[self._number] = frozenset(stamp.name for stamp in files)
+        self._history, self._clients = history, clients
+        segments: list[HistorySegment | ClientSegment] = [*history, *clients]
+        names = (file.name for segment in segments for file in segment.files)
+        self._intact[self._number] = frozenset((state.name, *names))
 
     def _prune(self) -> None:
-        """Remove all that the newest good checkpoints do not need. What cannot be removed does no harm."""
-        self._good = dict(sorted(self._good.items())[-_KEPT:])
-        needed = frozenset().union(*self._good.values())
+        """Remove the files that the newest intact checkpoints do not need, as far as possible."""
+        self._intact = dict(sorted(self._intact.items())[-_KEPT:])
+        needed = frozenset().union(*self._intact.values())
         for number in self._numbers():
             folder = self.folder / f"{number:06}"
             with suppress(OSError):
                 for path in folder.iterdir():
-                    manifest = path.name == "manifest.json" and number in self._good
+                    manifest = path.name == "manifest.json" and number in self._intact
                     if not manifest and f"{folder.name}/{path.name}" not in needed:
                         path.unlink()
                 folder.rmdir()
 
-    def _read(self, number: int) -> Found:
+    def _load(self, number: int) -> LoadedCheckpoint:
+        """Load a checkpoint and verify all its files.
+
+        Raises:
+            DamagedError: if a file is missing or not as it was written.
+        """
         try:
-            content = _unseal((self.folder / f"{number:06}" / "manifest.json").read_bytes())
-            if content["format"] != FORMAT:
-                raise DamagedError(f"it is of format {content['format']!r}, and this fedmos reads {FORMAT}")
-            state = Stamp(*content["state"])
-            rounds_files = [[Stamp(*stamp) for stamp in piece] for piece in content["history"]]
-            rows_files = [[Stamp(*stamp) for stamp in piece] for piece in content["clients"]]
-            files = [state, *(stamp for piece in (*rounds_files, *rows_files) for stamp in piece)]
-            for stamp in files:
-                self._verify(stamp)
-            rounds: list[Rounds] = []
-            records: list[Record] = []
-            for piece in rounds_files:
-                start = len(records)
-                for stamp in piece:
-                    records += decode_rounds((self.folder / stamp.name).read_bytes())
-                rounds.append(Rounds(start, len(records), piece))
-            clients = SavedRows([self.folder / stamp.name for piece in rows_files for stamp in piece])
-            rows, first = [], 0
-            for piece in rows_files:
-                rows.append(Rows(clients.ids_in(range(first, first + len(piece))), piece))
-                first += len(piece)
-            tensors = safetensors.torch.load_file(self.folder / state.name)
-            snapshot = Snapshot(
-                params=tensors.pop("params"),
-                last=tensors.pop("last"),
-                server_state=_under("server.", tensors),
-                selection=_under("selection.", tensors),
-                history=History(records),
-                clients=clients,
-                info=content["info"],
-                interrupted=content["interrupted"],
-            )
+            return self._decode(_unseal((self.folder / f"{number:06}" / "manifest.json").read_bytes()))
+        except DamagedError:
+            raise
         except OSError as error:
             raise DamagedError(f"{error.filename or 'a file'}: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            if isinstance(error, DamagedError):
-                raise
             raise DamagedError(f"it does not read as it should: {error}") from error
-        return Found(number, snapshot, rounds, rows, frozenset(stamp.name for stamp in files))
 
-    def _verify(self, stamp: Stamp) -> None:
-        if not _FILE.fullmatch(stamp.name):
-            raise DamagedError(f"its manifest names a file {stamp.name!r}")
-        size, sha256 = digest(self.folder / stamp.name)
-        if size != stamp.bytes:
-            raise DamagedError(f"{stamp.name} has {size} bytes instead of {stamp.bytes}")
-        if sha256 != stamp.sha256:
-            raise DamagedError(f"{stamp.name} is not what was written")
+    def _decode(self, manifest: dict[str, Any]) -> LoadedCheckpoint:
+        if manifest["format"] != FORMAT:
+            raise DamagedError(f"it is of format {manifest['format']!r}, and this fedmos reads {FORMAT}")
+        state = FileRecord(*manifest["state"])
+        history_files, client_files = (
+            [[FileRecord(*file) for file in segment] for segment in manifest[part]] for part in ("history", "clients")
+        )
+        files = [state, *(file for segment in (*history_files, *client_files) for file in segment)]
+        for file in files:
+            self._verify(file)
+        records, history = self._read_history(history_files)
+        stored = StoredClients([self.folder / file.name for segment in client_files for file in segment])
+        clients, first = [], 0
+        for segment in client_files:
+            clients.append(ClientSegment(stored.ids_in(range(first, first + len(segment))), segment))
+            first += len(segment)
+        tensors = safetensors.torch.load_file(self.folder / state.name)
+        snapshot = Snapshot(
+            params=tensors.pop("params"),
+            last=tensors.pop("last"),
+            server_state=_with_prefix("server.", tensors),
+            selection=_with_prefix("selection.", tensors),
+            history=History(records),
+            clients=stored,
+            info=manifest["info"],
+            interrupted=manifest["interrupted"],
+        )
+        return LoadedCheckpoint(snapshot, history, clients, frozenset(file.name for file in files))
+
+    def _read_history(self, segments: list[list[FileRecord]]) -> tuple[list[Record], list[HistorySegment]]:
+        records: list[Record] = []
+        history: list[HistorySegment] = []
+        for files in segments:
+            start = len(records)
+            for file in files:
+                records += decode_history((self.folder / file.name).read_bytes())
+            history.append(HistorySegment(start, len(records), files))
+        return records, history
+
+    def _verify(self, file: FileRecord) -> None:
+        if not _FILE.fullmatch(file.name):
+            raise DamagedError(f"its manifest names a file {file.name!r}")
+        size, sha256 = hash_file(self.folder / file.name)
+        if size != file.bytes:
+            raise DamagedError(f"{file.name} has {size} bytes instead of {file.bytes}")
+        if sha256 != file.sha256:
+            raise DamagedError(f"{file.name} is not what was written")
+
+
+def _manifest(
+    snapshot: Snapshot, state: FileRecord, history: list[HistorySegment], clients: list[ClientSegment]
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "info": dict(snapshot.info),
+        "interrupted": snapshot.interrupted,
+        "state": state,
+        "history": [segment.files for segment in history],
+        "clients": [segment.files for segment in clients],
+    }
 
 
 def _encode_state(snapshot: Snapshot) -> bytes:
@@ -227,17 +257,18 @@ def _encode_state(snapshot: Snapshot) -> bytes:
     return safetensors.torch.save({name: v.contiguous().clone() for name, v in tensors.items()})
 
 
-def _under(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
+def _with_prefix(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
     return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 
 
 def _seal(content: dict[str, Any]) -> bytes:
-    """A manifest: its content, with a hash of it."""
+    """Encode a manifest together with the hash of its content."""
     text = json.dumps(content)
     return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": content}).encode()
 
 
 def _unseal(sealed: bytes) -> dict[str, Any]:
+    """Decode a manifest and verify its hash."""
     try:
         content: dict[str, Any] = json.loads(sealed)["content"]
         intact = _seal(content) == sealed

@@ -1,4 +1,4 @@
-"""What a run ran on."""
+"""Description of the environment of a run: versions, machine, command and source."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from ..core.version import __version__
 
 
-def environment() -> dict[str, Any]:
-    """Versions, machine, command and the state of the source, as of now."""
+def describe_environment() -> dict[str, Any]:
+    """Describe versions, machine, command and the state of the source at this moment."""
     return {
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "command": sys.argv,
@@ -32,12 +32,12 @@ def environment() -> dict[str, Any]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit and whether anything is changed, of the repository we are in; None outside of one."""
-    commit, changes = _ask("rev-parse", "HEAD"), _ask("status", "--porcelain")
+    """Return the commit of the working directory and whether files are changed; None outside of a repository."""
+    commit, changes = _git_output("rev-parse", "HEAD"), _git_output("status", "--porcelain")
     return None if commit is None else {"commit": commit, "changed": None if changes is None else bool(changes)}
 
 
-def _ask(*arguments: str) -> str | None:
+def _git_output(*arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ _BLOCK = 2**22
 
 
 class StorageError(OSError):
-    """Something could not be written or read, in one sentence."""
+    """A file could not be written or read. The message is one sentence."""
 
 
-class Stamp(NamedTuple):
-    """A file that is to be found as it was written."""
+class FileRecord(NamedTuple):
+    """The name, size and hash of a file, by which damage is detected."""
 
     name: str
-    """Relative to the folder of all checkpoints."""
+    """Path relative to the folder of all checkpoints."""
     bytes: int
     sha256: str
 
 
 @contextmanager
-def explained(deed: str, advice: str) -> Iterator[None]:
-    """Turn an error of the operating system into a sentence."""
+def storage_errors(action: str, advice: str) -> Iterator[None]:
+    """Turn errors of the operating system into a `StorageError`: "Cannot `action` because of …; `advice`"."""
     try:
         yield
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise StorageError(f"Cannot {deed} because of an error: {error.strerror or error}; {advice}") from error
+        raise StorageError(f"Cannot {action} because of an error: {error.strerror or error}; {advice}") from error
 
 
 def write_synced(path: Path, content: Iterable[bytes]) -> tuple[int, str]:
-    """A new file, on the disk for good when this returns; its size and SHA-256."""
+    """Write a new file and flush it to the disk; return its size and SHA-256."""
     size, sha = 0, hashlib.sha256()
     with open(path, "wb", buffering=0) as file:
         for part in content:
@@ -49,7 +49,13 @@ def write_synced(path: Path, content: Iterable[bytes]) -> tuple[int, str]:
 
 
 def replace_file(path: Path, content: bytes, writer: str = "") -> None:
-    """Put a file in the place of another; at no moment is there half of it. Several writers need different names."""
+    """Replace a file atomically: readers see the old content or the new one.
+
+    Args:
+        path: the file.
+        content: its new content.
+        writer: a name that distinguishes concurrent writers of one file.
+    """
     new = path.with_name(f".{path.name}{writer}.partial")
     try:
         write_synced(new, [content])
@@ -62,18 +68,18 @@ def replace_file(path: Path, content: bytes, writer: str = "") -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk. Some systems cannot, and need not."""
+    """Flush the entries of a folder to the disk. Windows neither supports nor needs it."""
     if os.name == "nt":
         return
-    number = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
-def digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file."""
+def hash_file(path: Path) -> tuple[int, str]:
+    """Return the size and SHA-256 of a file."""
     size, sha = 0, hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_BLOCK):
@@ -82,13 +88,18 @@ def digest(path: Path) -> tuple[int, str]:
     return size, sha.hexdigest()
 
 
-class Lines:
-    """A text file that grows by whole lines; one that does not fit is taken back."""
+class AppendOnlyFile:
+    """A text file to which whole lines are appended. A line that cannot be written completely is removed again."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
-    def add(self, text: str) -> None:
+    def append(self, text: str) -> None:
+        """Append a line.
+
+        Raises:
+            OSError: if the disk is full; the file is then as before.
+        """
         before = os.fstat(self._file).st_size
         try:
             _write_all(self._file, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""The lock of a run's folder, which admits one process at a time."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_UNKNOWN_HERE = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
-"""What file systems answer that know no locks."""
+_NOT_SUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+"""Errors of file systems without locks."""
 
 
-class Lock:
-    """The file `lock`, locked for as long as its holder lives; inside it stands who that is.
+class FolderLock:
+    """The file `lock`, locked while its holder is alive. It contains a description of the holder.
 
-    The operating system lets go of a lock when its holder dies, however it does, so one that a killed run has left
-    is free to take. Where a file system knows no locks, what stands inside decides: a holder on this machine that is no
-    longer alive, or that is another process under the same number, holds nothing.
+    The operating system releases a lock when its holder ends in any way, so the lock of a killed run is free. On file
+    systems without locks the content of the file decides: the lock is free if its holder ran on this machine and is no
+    longer alive, or if another process now has its number.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            if not self._taken():
+            if not self._acquire():
                 raise StorageError(
-                    f"Cannot use {path.parent} because another run is in it ({_in_words(_read(self._file))}); "
+                    f"Cannot use {path.parent} because another run is in it ({_describe(_read(self._file))}); "
                     "wait for it or use another folder"
                 )
             holder = _read(self._file)
-            self.stale = _in_words(holder) if holder else ""
-            """Who had it and was ended without a chance to let go; empty if nobody."""
-            self._write(json.dumps(_myself()))
+            self.killed_holder = _describe(holder) if holder else ""
+            """The previous holder, if it was killed before it could release the lock; otherwise empty."""
+            self._write(json.dumps(_this_process()))
         except BaseException:
             os.close(self._file)
             raise
 
     def release(self) -> None:
-        """Let go. The file stays: removing it would let two others lock two files of one name."""
+        """Release the lock. The file remains: without it, two processes could lock two files of the same name."""
         try:
             self._write("")
         finally:
             os.close(self._file)
 
-    def _taken(self) -> bool:
+    def _acquire(self) -> bool:
         if fcntl is not None:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
             except OSError as error:
-                if error.errno not in _UNKNOWN_HERE:
+                if error.errno not in _NOT_SUPPORTED:
                     return False
         return not _alive(_read(self._file))
 
@@ -69,17 +69,17 @@ class Lock:
         os.write(self._file, text.encode())
 
 
-def _myself() -> dict[str, Any]:
+def _this_process() -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "host": platform.node(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "process": _process(os.getpid()),
+        "process": _process_identity(os.getpid()),
     }
 
 
-def _process(pid: int) -> str:
-    """What tells a process from a later one of its number: the boot, and when in it the process began."""
+def _process_identity(pid: int) -> str:
+    """Distinguish a process from later ones with its number: by the boot and the time at which it started."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return boot + " " + Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -88,7 +88,7 @@ def _process(pid: int) -> str:
 
 
 def _alive(holder: dict[str, Any]) -> bool:
-    """Whether a holder may still be at work; one who cannot be asked is taken to be."""
+    """Whether a holder is alive. A holder on another machine is assumed to be."""
     if not holder or holder.get("host") != platform.node() or os.name == "nt":
         return bool(holder)
     try:
@@ -97,7 +97,7 @@ def _alive(holder: dict[str, Any]) -> bool:
         return False
     except OSError:
         pass
-    return bool(holder.get("process") == _process(int(holder["pid"])))
+    return bool(holder.get("process") == _process_identity(int(holder["pid"])))
 
 
 def _read(file: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _read(file: int) -> dict[str, Any]:
     return holder if isinstance(holder, dict) else {}
 
 
-def _in_words(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     if not holder:
         return "it does not say whose"
     return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"

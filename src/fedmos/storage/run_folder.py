@@ -1,4 +1,4 @@
-"""The folder of a run."""
+"""The folder of a run: configuration, environment, metrics, log and checkpoints."""
 
 from __future__ import annotations
 
@@ -18,59 +18,77 @@ from ..engine.client_store import SCRATCH
 from ..engine.snapshot import Snapshot
 from . import toml
 from .checkpoint import Checkpoints
-from .checkpoint_schedule import CheckpointSchedule, Every
-from .environment import environment
-from .files import Lines, explained, replace_file
-from .lock import Lock
+from .checkpoint_schedule import CheckpointInterval, CheckpointSchedule
+from .environment import describe_environment
+from .files import AppendOnlyFile, replace_file, storage_errors
+from .lock import FolderLock
 from .segments import encode_record
 
 _log = logging.getLogger("fedmos")
 
 
 class RunFolder(os.PathLike[str]):
-    """`config.toml`, `environment.json`, `metrics.jsonl`, `log.txt`, `checkpoints/`, and a lock.
+    """A folder with `config.toml`, `environment.json`, `metrics.jsonl`, `log.txt`, `checkpoints/` and a lock.
 
-    `fm.run` takes one for `out`, in place of a path, from who can describe the run by a configuration
-    that it can be built from again.
+    The option `out` of a run is a path or a `RunFolder`. The latter can have a configuration from which the run can be
+    built again.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], config: Mapping[str, Any] | None = None, light: bool = False
     ) -> None:
-        """`light`: of a finished run, keep model and history only."""
+        """Describe the folder; nothing is read or written yet.
+
+        Args:
+            path: the folder.
+            config: the configuration of the run; without it, `config.toml` records the options of the run.
+            light: whether to keep only model and history of a finished run.
+        """
         self.path = Path(path)
         self.config, self._light = config, light
         self.checkpoints = Checkpoints(self.path / "checkpoints")
-        self._lock: Lock | None = None
-        self._metrics: Lines | None = None
-        self._written = 0
-        self._diary: _Diary | None = None
-        self._pace = CheckpointSchedule(None)
+        self._lock: FolderLock | None = None
+        self._metrics: AppendOnlyFile | None = None
+        self._rounds_written = 0
+        self._log_file: RunLogHandler | None = None
+        self._schedule = CheckpointSchedule(None)
 
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def claim(self) -> None:
-        """Make it ours alone, or say why that cannot be."""
-        if not self._may_be_ours():
-            raise FileExistsError(f"Cannot write to {self.path} because it holds something else; use a new folder")
-        with explained(f"use {self.path}", "use another folder"):
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path / "lock")
-            self.checkpoints = Checkpoints(self.path / "checkpoints")
-            self._tidy()
+    def acquire(self) -> None:
+        """Create and lock the folder, and remove what a killed run has left.
 
-    def earlier(self, resume: bool) -> Snapshot | None:
-        """What the run is to go on from; None for the beginning. Only for who holds the folder."""
+        Raises:
+            FileExistsError: if it is not the folder of a run.
+            StorageError: if another process uses it, or it cannot be written.
+        """
+        if not self._is_usable():
+            raise FileExistsError(f"Cannot write to {self.path} because it holds something else; use a new folder")
+        with storage_errors(f"use {self.path}", "use another folder"):
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self.path / "lock")
+            self.checkpoints = Checkpoints(self.path / "checkpoints")
+            self._remove_leftovers()
+
+    def load_checkpoint(self, resume: bool) -> Snapshot | None:
+        """Load the checkpoint to continue from; None if the run starts from the beginning.
+
+        The folder must have been acquired.
+
+        Raises:
+            FileExistsError: if the folder contains a run and `resume` is false.
+            ValueError: if no checkpoint is intact.
+        """
         metrics = self.path / "metrics.jsonl"
-        begun = self.checkpoints.exist() or (metrics.exists() and metrics.stat().st_size > 0)
-        if begun and not resume:
+        started = self.checkpoints.exist() or (metrics.exists() and metrics.stat().st_size > 0)
+        if started and not resume:
             raise FileExistsError(
                 f"Cannot write the run to {self.path} because it exists; use resume=True or a new folder"
             )
         if not self.checkpoints.exist():
             return None
-        snapshot = self.checkpoints.newest()
+        snapshot = self.checkpoints.load_newest()
         if snapshot is None:
             raise ValueError(
                 f"Cannot resume the run in {self.path} because none of its checkpoints is intact: "
@@ -81,77 +99,83 @@ class RunFolder(os.PathLike[str]):
             snapshot = replace(snapshot, info={**snapshot.info, "recovered": damage})
         return snapshot
 
-    def begin(self, info: Mapping[str, Any], history: History, every: Every) -> None:
-        """Describe the run, and start its diary and metrics from what it has played."""
-        with explained(f"write to {self.path}", "make room or use another folder"):
-            self._describe(info)
-            self._diary = _Diary(self.path / "log.txt")
-            _log.addHandler(self._diary)
+    def start(self, info: Mapping[str, Any], history: History, interval: CheckpointInterval) -> None:
+        """Write the description of the run, and open its log and its metrics, which begin with `history`."""
+        with storage_errors(f"write to {self.path}", "make room or use another folder"):
+            self._write_description(info)
+            self._log_file = RunLogHandler(self.path / "log.txt")
+            _log.addHandler(self._log_file)
             metrics = "".join(f"{encode_record(record)}\n" for record in history)
             replace_file(self.path / "metrics.jsonl", metrics.encode())
-            self._metrics, self._written = Lines(self.path / "metrics.jsonl"), len(history)
-        if self._lock is not None and self._lock.stale:
-            _log.warning("The run in %s was ended from outside (%s)", self.path, self._lock.stale)
+            self._metrics, self._rounds_written = AppendOnlyFile(self.path / "metrics.jsonl"), len(history)
+        if self._lock is not None and self._lock.killed_holder:
+            _log.warning("The run in %s was ended from outside (%s)", self.path, self._lock.killed_holder)
         if self.checkpoints.damage:
             _log.warning("The run in %s goes on from %s", self.path, info["recovered"])
-        self._diary.say(f"Begins after round {len(history)}" if len(history) else "Begins")
-        self._pace = CheckpointSchedule(every)
+        self._log_file.write(f"Begins after round {len(history)}" if len(history) else "Begins")
+        self._schedule = CheckpointSchedule(interval)
 
-    def note(self, history: History) -> None:
-        """Write down the rounds that are not yet."""
+    def write_rounds(self, history: History) -> None:
+        """Append the records that `metrics.jsonl` does not have yet."""
         if self._metrics is None:
             return
-        with explained(
+        with storage_errors(
             f"write round {len(history)} to {self.path / 'metrics.jsonl'}",
             "earlier checkpoints are intact, so make room and use resume=True (fedmos resume)",
         ):
-            for record in history.since(self._written):
-                self._metrics.add(encode_record(record))
-                self._written += 1
+            for record in history.since(self._rounds_written):
+                self._metrics.append(encode_record(record))
+                self._rounds_written += 1
 
-    def due(self, t: int) -> bool:
-        """Whether round t is to be followed by a checkpoint."""
-        return self._pace.due(t)
+    def checkpoint_due(self, t: int) -> bool:
+        """Whether a checkpoint is due after round t."""
+        return self._schedule.due(t)
 
     def save(self, snapshot: Snapshot, changed: set[int], final: bool = False) -> None:
-        """Write a checkpoint, with the clients that have changed since the last, and forget that they have."""
+        """Write a checkpoint.
+
+        Args:
+            snapshot: the state of the run.
+            changed: clients whose state has changed since the last checkpoint; cleared.
+            final: whether the run is finished.
+        """
         began = perf_counter()
-        self.note(snapshot.history)
+        self.write_rounds(snapshot.history)
         if final and self._light:
             info = {**snapshot.info, "light": True}
             self.checkpoints.write(replace(snapshot, server_state={}, clients={}, info=info), only=True)
         else:
             self.checkpoints.write(snapshot, changed)
         changed.clear()
-        self._pace.note(perf_counter() - began)
-        if self._diary is not None:
-            self._diary.say(f"Checkpoint after round {len(snapshot.history)}")
+        self._schedule.record(perf_counter() - began)
+        if self._log_file is not None:
+            self._log_file.write(f"Checkpoint after round {len(snapshot.history)}")
 
     @property
-    def cost(self) -> dict[str, float]:
-        """How many checkpoints this part of the run has written, and in how many seconds."""
-        return {"count": self._pace.count, "seconds": round(self._pace.seconds, 3)}
+    def checkpoint_cost(self) -> dict[str, float]:
+        """The number of checkpoints that this part of the run has written, and the seconds they took."""
+        return {"count": self._schedule.count, "seconds": round(self._schedule.seconds, 3)}
 
     def close(self) -> None:
-        """Let others in."""
-        if self._diary is not None:
-            _log.removeHandler(self._diary)
-            self._diary.close()
+        """Close all files and release the folder."""
+        if self._log_file is not None:
+            _log.removeHandler(self._log_file)
+            self._log_file.close()
         if self._metrics is not None:
             self._metrics.close()
         if self._lock is not None:
             with suppress(OSError):
                 self._lock.release()
-        self._diary = self._metrics = self._lock = None
+        self._log_file = self._metrics = self._lock = None
 
-    def _tidy(self) -> None:
-        """Remove what a killed run has left."""
+    def _remove_leftovers(self) -> None:
+        """Remove temporary files of a killed run."""
         for path in (*self.path.glob(".*.partial"), *self.path.glob(f"{SCRATCH}*")):
             path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        self.checkpoints.tidy()
+        self.checkpoints.remove_partial()
 
-    def _may_be_ours(self) -> bool:
-        """Whether it is new, empty, or a run's."""
+    def _is_usable(self) -> bool:
+        """Whether the folder is new, empty, or the folder of a run."""
         if not self.path.is_dir():
             return not self.path.exists()
         names = {
@@ -161,7 +185,8 @@ class RunFolder(os.PathLike[str]):
         }
         return names <= {"lock", "checkpoints"} or {"lock", "checkpoints"} <= names
 
-    def _describe(self, info: Mapping[str, Any]) -> None:
+    def _write_description(self, info: Mapping[str, Any]) -> None:
+        """Write `config.toml`, and add this start of the run to `environment.json`."""
         if self.config is None:
             text = "# What a run from Python was given; fm.run(..., resume=True) continues it.\n"
             text += toml.dumps({"from_python": True} | dict(info))
@@ -173,28 +198,31 @@ class RunFolder(os.PathLike[str]):
             starts = json.loads(path.read_text())["starts"]
         except (OSError, ValueError, KeyError, TypeError):
             starts = []
-        replace_file(path, json.dumps({"starts": [*starts, environment()]}, indent=1).encode())
+        replace_file(path, json.dumps({"starts": [*starts, describe_environment()]}, indent=1).encode())
 
 
-class _Diary(logging.Handler):
-    """The lines of the "fedmos" logger, and the run's own. One that cannot be written is let go."""
+class RunLogHandler(logging.Handler):
+    """Appends messages of the "fedmos" logger to the log of a run. Messages that cannot be written are dropped."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        self._lines = Lines(path)
+        self._file = AppendOnlyFile(path)
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Append a message; print a warning if the application has no handlers of its own."""
         with suppress(OSError):
-            self._lines.add(self.format(record))
-        # Python shows warnings that nobody handles; that a diary is kept must not silence them.
-        nobody = not logging.getLogger().handlers and all(isinstance(other, _Diary) for other in _log.handlers)
-        if record.levelno >= logging.WARNING and nobody and _log.handlers[:1] == [self] and logging.lastResort:
+            self._file.append(self.format(record))
+        # Python prints warnings if a logger has no handlers. The handlers of runs must not suppress that.
+        others = logging.getLogger().handlers or any(not isinstance(h, RunLogHandler) for h in _log.handlers)
+        if record.levelno >= logging.WARNING and not others and _log.handlers[:1] == [self] and logging.lastResort:
             logging.lastResort.handle(record)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
+        """Append a message of the run itself."""
         self.handle(logging.LogRecord("fedmos", logging.INFO, __file__, 0, text, None, None))
 
     def close(self) -> None:
-        self._lines.close()
+        """Close the file."""
+        self._file.close()
         super().close()

@@ -1,8 +1,8 @@
-"""What grows with a run, in pieces: each checkpoint writes what is new and refers to earlier pieces for the rest.
+"""History and client state in segments: a checkpoint writes what is new and refers to earlier segments for the rest.
 
-A piece takes in the one before it where that is not over twice its size. So each piece is over twice as
-large as the next: there are few of them, together they hold under twice what is alive, and what a run writes in
-all is what is new times the logarithm of what there is.
+A new segment absorbs the one before it if that is at most twice its size. So each segment is more than twice as large
+as the next. There are few segments, they hold less than twice the current data, and a run writes in total the new data
+times the logarithm of all data.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ import torch
 
 from ..algorithm import Vectors
 from ..core.history import History, Record
-from .files import Stamp
+from .files import FileRecord
 
 _BLOCK = 2**26
-"""Bytes of client rows in one file, about."""
+"""Approximate bytes of client state per file."""
 _LINES = 256
+"""Records that are encoded at once."""
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """The records of rounds `start` to `end`, from 0, in one file."""
+class HistorySegment:
+    """The records of rounds `start` to `end` − 1, counted from 0."""
 
     start: int
     end: int
-    files: Sequence[Stamp]
+    files: Sequence[FileRecord]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The state of some clients, in one or more files."""
+class ClientSegment:
+    """The state of some clients."""
 
     ids: frozenset[int]
-    files: Sequence[Stamp]
+    files: Sequence[FileRecord]
 
 
-def new_rounds(earlier: Sequence[Rounds], total: int) -> tuple[list[Rounds], int]:
-    """The pieces to keep, and the round from which on a new one is to be written."""
+def plan_history(earlier: Sequence[HistorySegment], total: int) -> tuple[list[HistorySegment], int]:
+    """Return the segments to keep, and the first round of the segment to write."""
     kept = list(earlier)
     start = kept[-1].end if kept else 0
     while kept and start < total and kept[-1].end - kept[-1].start <= 2 * (total - start):
@@ -51,31 +52,35 @@ def new_rounds(earlier: Sequence[Rounds], total: int) -> tuple[list[Rounds], int
     return kept, start
 
 
-def new_rows(earlier: Sequence[Rows], changed: frozenset[int]) -> tuple[list[Rows], frozenset[int]]:
-    """The pieces to keep, and the clients a new one is to hold."""
+def plan_clients(
+    earlier: Sequence[ClientSegment], changed: frozenset[int]
+) -> tuple[list[ClientSegment], frozenset[int]]:
+    """Return the segments to keep, and the clients of the segment to write."""
     kept, ids = list(earlier), changed
     while kept and ids and len(kept[-1].ids) <= 2 * len(ids):
         ids |= kept.pop().ids
     return kept, ids
 
 
-def encode_rounds(history: History, start: int) -> Iterator[bytes]:
-    """A line for each, some at a time."""
+def encode_history(history: History, start: int) -> Iterator[bytes]:
+    """Encode records as lines of JSON, several lines at a time."""
     records = history.since(start)
     for i in range(0, len(records), _LINES):
         yield "".join(f"{encode_record(record)}\n" for record in records[i : i + _LINES]).encode()
 
 
 def encode_record(record: Record) -> str:
+    """Encode a record as a line of JSON."""
     return json.dumps(asdict(record))
 
 
-def decode_rounds(content: bytes) -> list[Record]:
+def decode_history(content: bytes) -> list[Record]:
+    """Decode the records of a segment."""
     return [Record(**json.loads(line)) for line in content.decode().splitlines()]
 
 
-def encode_rows(clients: Mapping[int, Vectors], ids: frozenset[int]) -> Iterator[bytes]:
-    """Files of a moderate size each, so that a large federation never has to be in memory as a whole."""
+def encode_clients(clients: Mapping[int, Vectors], ids: frozenset[int]) -> Iterator[bytes]:
+    """Encode the state of clients as files of moderate size, so that it is never in memory as a whole."""
     block: list[tuple[int, Vectors]] = []
     size = 0
     for i in sorted(ids):
@@ -94,31 +99,31 @@ def _encode_block(block: list[tuple[int, Vectors]]) -> bytes:
     return safetensors.torch.save(rows | {"ids": torch.tensor([i for i, _ in block])})
 
 
-class SavedRows(Mapping[int, Vectors]):
-    """Clients' state in files, of which a row is read when it is asked for; of a client's several, the latest.
+class StoredClients(Mapping[int, Vectors]):
+    """The state of clients in files. It is read from disk on access; of several states of a client, the latest.
 
-    The files stay readable for as long as this lives, even if a later checkpoint does without them.
+    The files remain readable while this object exists, even if a later checkpoint removes them.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = [safetensors.safe_open(path, "pt") for path in paths]
-        self._places: dict[int, tuple[int, int]] = {}
+        self._positions: dict[int, tuple[int, int]] = {}
         for number, file in enumerate(self._files):
             ids = file.get_tensor("ids").tolist()
-            self._places |= {i: (number, row) for row, i in enumerate(ids)}
+            self._positions |= {i: (number, row) for row, i in enumerate(ids)}
 
     def ids_in(self, files: range) -> frozenset[int]:
-        """The clients that some of the files hold."""
+        """Return the clients whose state is in some of the files."""
         return frozenset(i for number in files for i in self._files[number].get_tensor("ids").tolist())
 
     def __getitem__(self, i: int) -> Vectors:
-        number, row = self._places[i]
+        number, row = self._positions[i]
         file = self._files[number]
         names = [name for name in file.keys() if name != "ids"]  # noqa: SIM118
         return {name.removeprefix("own."): file.get_slice(name)[row : row + 1][0].clone() for name in names}
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._places))
+        return iter(sorted(self._positions))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
