@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,21 @@ def test_federations_of_numbers(normalize):
     assert torch.equal(result.predict(whole), result.predict(whole.double().numpy()))
 
 
+@pytest.mark.parametrize("age", [[31, 42, 53, 64] * 6, [31.5, 42.5, None, 64.5] * 6], ids=["integers", "numbers"])
+def test_rows_of_a_table(tmp_path, age):
+    frame = pandas.DataFrame({"site": ["a", "b"] * 12, "sex": ["f", "m", "m"] * 8, "age": age, "label": [0, 1] * 12})
+    data = fm.FederatedData.from_frame(frame, "site", categorical=["sex"], missing="mean", test=frame)
+    model = nn.Linear(3, 2)
+    result = fm.run(model, data, fm.FedAvg(lr=0.001), fm.Full(), rounds=2, local_steps=2, batch_size=4)
+    assert_measured(result, data)
+    result.save(tmp_path / "run")
+    loaded = fm.Result.load(tmp_path / "run", model)
+    assert torch.equal(loaded.predict(frame[["age", "sex"]]), result.predict(data.test[0]))
+    assert torch.equal(loaded.predict(data.encoding.transform(frame).numpy()), result.predict(data.test[0]))
+    with pytest.raises(ValueError, match="must have a column 'age'"):
+        loaded.predict(frame[["sex"]])
+
+
 # Inputs that are not like the federation's
 
 
@@ -138,6 +154,9 @@ def test_a_folder_without_normalisation_needs_it(quick, digits, tmp_path):
 def test_another_normalisation_than_the_recorded_one_is_refused(quick, digits, tmp_path):
     quick(out=tmp_path / "run")
     assert fm.Result.load(tmp_path / "run", normalize=digits.normalize).history
+    bytes_ = digits.declare(normalize=fm.Normalize(0.5, 0.2))
+    quick(data=bytes_, out=tmp_path / "bytes")
+    assert fm.Result.load(tmp_path / "bytes", normalize=fm.Normalize(0.5, 0.2)).history
     with pytest.raises(ValueError, match=r"normalize=None because the run recorded Normalize\(mean=0.3053"):
         fm.Result.load(tmp_path / "run", normalize=None)
     with pytest.raises(ValueError, match=r"'normalize' must be a fedmos\.Normalize or None, got 255"):

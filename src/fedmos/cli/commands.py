@@ -13,6 +13,7 @@ from ..core.version import __version__
 from .compare import compare, demo
 from .data import app as data_app
 from .deploy import app as deploy_app
+from .export import export
 from .listing import list_everything
 from .report import plot, report
 from .reproduce import reproduce
@@ -25,7 +26,7 @@ app = typer.Typer(
     help="Federated learning for skewed data and scarce communication.",
     epilog="Start with: fedmos demo",
 )
-for command in (demo, run, resume, compare, sweep, report, plot, reproduce):
+for command in (demo, run, resume, compare, sweep, report, plot, export, reproduce):
     app.command()(command)
 app.command("list")(list_everything)
 app.add_typer(data_app, name="data")

@@ -77,7 +77,7 @@ class RunInfo(Mapping[str, Any]):
             versions={"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
             model=task.model.fingerprint() if kept else None,
             data=spec.data.fingerprint() if kept else None,
-            inference=ModelRecord.of(spec).to_json(),
+            inference=ModelRecord.of(spec, task).to_json(),
         )
 
     @classmethod

@@ -11,7 +11,10 @@ from torch import nn
 
 from ..core.architecture import architecture_hash, constants_hash
 from ..core.flat_model import FlatModel
+from ..core.module_kind import plain_module
+from ..data.importers.encoding import Encoding
 from ..data.normalize import Normalize
+from ..engine.task import Task
 from .spec import RunSpec
 
 KEY = "inference"
@@ -28,20 +31,26 @@ class ModelRecord:
     """The shape of a sample; None if it is not known."""
     dtype: torch.dtype | None = None
     """The dtype of the federation's inputs; None if it is not known."""
+    encoding: Encoding | None = None
+    """How the columns of a table became the inputs."""
     architecture: str | None = None
     """See `architecture_hash`."""
     constants: str | None = None
     """See `constants_hash`."""
 
     @classmethod
-    def of(cls, spec: RunSpec) -> ModelRecord:
+    def of(cls, spec: RunSpec, task: Task) -> ModelRecord:
         """Describe the model and the inputs of a run."""
+        data, model = spec.data, plain_module(spec.model)
+        # The model may get the integers of a table as real numbers; see `with_accepted_inputs`.
+        as_real = data.normalize is None and task.data.x.is_floating_point()
         return cls(
-            normalize=spec.data.normalize,
-            shape=tuple(spec.data.x.shape[1:]),
-            dtype=spec.data.x.dtype,
-            architecture=architecture_hash(spec.model),
-            constants=constants_hash(spec.model, spec.dtype),
+            normalize=data.normalize,
+            shape=tuple(data.x.shape[1:]),
+            dtype=spec.dtype if as_real and not data.x.is_floating_point() else data.x.dtype,
+            encoding=data.encoding,
+            architecture=architecture_hash(model),
+            constants=constants_hash(model, spec.dtype),
         )
 
     @classmethod
@@ -55,6 +64,7 @@ class ModelRecord:
             normalize=None if normalize is None else Normalize(**normalize),
             shape=None if shape is None else tuple(shape),
             dtype=None if dtype is None else getattr(torch, dtype),
+            encoding=None if table.get("encoding") is None else Encoding.from_dict(table["encoding"]),
             architecture=table["architecture"],
             constants=table["constants"],
         )
@@ -76,6 +86,7 @@ class ModelRecord:
             "normalize": None if self.normalize is None else asdict(self.normalize),
             "shape": None if self.shape is None else list(self.shape),
             "dtype": None if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            "encoding": None if self.encoding is None else self.encoding.to_dict(),
             "architecture": self.architecture,
             "constants": self.constants,
         }

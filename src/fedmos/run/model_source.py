@@ -18,6 +18,10 @@ ModelSource = Callable[[Path, Mapping[str, Any]], nn.Module | None]
 _SOURCES: list[ModelSource] = []
 
 
+class UnknownModelError(ValueError):
+    """The folder of a run does not say how to build its model."""
+
+
 def register_model_source(source: ModelSource) -> ModelSource:
     """Add a function that `find_model` asks; usable as a decorator."""
     _SOURCES.append(source)

@@ -81,13 +81,14 @@ def device_of(info: Mapping[str, Any]) -> torch.device:
 
 
 def as_stored(x: Any, record: ModelRecord) -> Tensor:
-    """Return a batch of inputs in the dtype of the federation's inputs.
+    """Return a batch of inputs, or the rows of a table, in the dtype of the federation's inputs.
 
     Raises:
         ValueError: If samples have another shape, or values that the dtype cannot hold: normalised pixels where the
             federation has bytes, for example.
     """
-    raw = _as_tensor(x)
+    table = not isinstance(x, Tensor | np.ndarray) and hasattr(x, "columns")
+    raw = record.encoding.transform(x) if record.encoding is not None and table else _as_tensor(x)
     if record.shape is not None and tuple(raw.shape[1:]) != record.shape:
         expected, got = (f"({', '.join(['n', *map(str, shape)])})" for shape in (record.shape, raw.shape[1:]))
         if tuple(raw.shape) == record.shape:

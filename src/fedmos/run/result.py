@@ -20,9 +20,10 @@ from ..core.model_outputs import OutputFunction
 from ..core.module_kind import plain_module
 from ..data.normalize import Normalize
 from ..storage import RunFolder, Snapshot
+from .export import ExportFormat, export
 from .info import RunInfo
 from .model_record import KEY, ModelRecord, check_same_model
-from .model_source import find_model
+from .model_source import UnknownModelError, find_model
 from .prediction import Predictor
 
 _log = logging.getLogger("fedmos")
@@ -63,7 +64,7 @@ class Result(Snapshot):
         if self._model is None:
             found = None if self._folder is None else find_model(self._folder, self.info)
             if found is None:
-                raise ValueError(
+                raise UnknownModelError(
                     "Cannot give the model because only its numbers were saved; use Result.load(path, model)"
                 )
             self._model = _filled(found, self)
@@ -76,7 +77,8 @@ class Result(Snapshot):
         mode and the run's precision, part by part, on the run's device if this machine has it.
 
         Args:
-            x: A batch of inputs like the federation's before normalisation: a tensor or an array.
+            x: A batch of inputs like the federation's before normalisation: a tensor or an array; for a federation that
+                was made from a table, also a table with its input columns.
 
         Returns:
             The outputs of all samples, on the CPU.
@@ -97,6 +99,28 @@ class Result(Snapshot):
                 self.model, self.params, ModelRecord.required(self.info), self.info, outputs=self._outputs
             )
         return self._predictor(x)
+
+    def export(self, path: str | os.PathLike[str], format: ExportFormat = "state_dict") -> None:
+        """Write the trained model to a file for use without fedmos.
+
+        Args:
+            path: The file.
+            format: "state_dict" for the weights as safetensors, with the normalisation of inputs as metadata;
+                "torch_export" for a program of `torch.export` (PyTorch, .pt2) or "onnx" for an ONNX model. Both take
+                raw inputs as `predict` does, in batches of any size, and are compared with `predict` before they are
+                written. "onnx" needs `pip install 'fedmos[onnx]'`.
+
+        Raises:
+            ValueError: If PyTorch cannot trace the model, or the program gives other outputs than `predict`.
+
+        Example:
+            >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=2, local_steps=1, batch_size=8)
+            >>> result.export("model.pt2", format="torch_export")
+            >>> program = torch.export.load("model.pt2").module()
+            >>> torch.allclose(program(data.test[0]), result.predict(data.test[0]), atol=1e-5)
+            True
+        """
+        export(self, path, format)
 
     def client_state(self, i: int) -> Vectors:
         """What client i keeps; empty if the algorithm keeps nothing or the client never took part."""
@@ -189,6 +213,8 @@ def _with_normalization(info: Mapping[str, Any], normalize: Normalize | None) ->
     if not isinstance(normalize, Normalize | None):
         raise ValueError(f"Result.load: 'normalize' must be a fedmos.Normalize or None, got {format_value(normalize)}")
     record = ModelRecord.from_info(info)
+    if record is not None and record.dtype is not None and normalize is not None:
+        normalize = normalize.resolved(torch.empty(0, dtype=record.dtype))
     if record is not None and record.normalize != normalize:
         raise ValueError(
             f"Cannot load the result with normalize={normalize} because the run recorded {record.normalize}; leave "
