@@ -86,6 +86,11 @@ class FlatModel:
     def has_dropout(self) -> bool:
         return bool(self._dropout) or self.functional_sites is not None
 
+    @property
+    def least_rows(self) -> int:
+        """The number of samples of the smallest batch that every model takes: statistics of a batch need two."""
+        return 2 if self.mixes_samples else 1
+
     def training_mode(self) -> None:
         """Put the copy in training mode; submodules that the user put in `.eval()` stay in evaluation mode."""
         self._flags.train()
@@ -190,7 +195,7 @@ class FlatModel:
         if inputs.ndim != 4 or self.device.type != "cpu" or self.dtype != torch.float32:
             return inputs
         if self._takes_channels_last is None:
-            self._takes_channels_last = self._same_channels_last(inputs[:1])
+            self._takes_channels_last = self._same_channels_last(inputs[: self.least_rows])
         return channels_last(inputs) if self._takes_channels_last else inputs
 
     def _same_channels_last(self, inputs: Tensor) -> bool:

@@ -46,6 +46,11 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
     _check_recomputation(model, batch)
     if not _close(model, first.outputs[1:], second.outputs[1:]):
         model.mixes_samples = True
+    if model.mixes_samples:
+        _log.warning(
+            "The outputs of the model for a sample depend on the other samples of its batch, which in evaluation are "
+            "not those of training"
+        )
     _place_dropout(model, first, second, batch)
 
 

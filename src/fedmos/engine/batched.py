@@ -52,7 +52,7 @@ class Batched(LocalGradient):
     def _width(self, batch: Batch) -> int:
         """Return the number of sample columns per call. Longer batches are split into multiples of a step's batch."""
         columns, of_step = batch.positions.shape[1], self.task.batch_size or 1
-        if self.task.loss.batch is not None:
+        if self.task.loss.batch is not None or self.task.model.mixes_samples:
             return columns
         width = max(1, _SAMPLES_AT_ONCE // self.chunk.parallel)
         if columns <= of_step:

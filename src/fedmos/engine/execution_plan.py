@@ -193,7 +193,7 @@ def _time(work: Callable[[], Any]) -> float:
 
 def _operations(task: Task) -> int:
     """Count the operations of the forward pass; the time of a compilation grows with it."""
-    seen, waiting = set(), [task.trial(1).grad_fn]
+    seen, waiting = set(), [task.trial(task.model.least_rows).grad_fn]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
@@ -213,10 +213,15 @@ def why_not_vectorised(task: Task) -> str | None:
     """Try one gradient on one sample of the first clients; returns the reason if it fails."""
     if task.loss.batch is not None and not task.loss.batch.masked and not task.equal_batches:
         return f"batches have different sizes and {task.loss.name} takes no mask (outputs, targets, mask)"
+    if task.model.mixes_samples and len(task.data.sizes.unique()) > 1:
+        return (
+            "samples of a batch influence each other in the model (BatchNorm without running statistics?) and clients "
+            "have unequal numbers of samples, so that their batches would be padded"
+        )
     try:
         with torch.no_grad():
             ids = torch.arange(min(2, len(task.data)))
-            Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), 1)
+            Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), task.model.least_rows)
     except Exception as error:  # a user's module may raise anything here
         return str(error).strip().split("\n")[0]
     return None

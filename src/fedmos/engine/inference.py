@@ -29,7 +29,7 @@ def with_accepted_inputs(task: Task) -> Task:
     data, dtype = task.data, task.model.dtype
     if data.encoding is None or data.x.is_floating_point() or data.normalize is not None:
         return task
-    if _accepts(task, data.x[:1]) or not _accepts(task, data.x[:1].to(dtype)):
+    if _accepts(task, data.x[:2]) or not _accepts(task, data.x[:2].to(dtype)):
         return task
 
     def real(x: Tensor) -> Tensor:
@@ -58,8 +58,9 @@ def _accepts(task: Task, inputs: Tensor) -> bool:
 
 def samples_at_once(task: Task, x: Tensor) -> int:
     """Return how many samples to evaluate together."""
-    inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=x.device))
-    return most_at_once(x.device, task.model(x, inputs).numel())
+    rows = task.model.least_rows
+    inputs, _ = task.samples(torch.zeros(rows, dtype=torch.int64, device=x.device))
+    return most_at_once(x.device, task.model(x, inputs).numel() // rows)
 
 
 def most_at_once(device: torch.device, outputs: int) -> int:

@@ -41,7 +41,7 @@ class Loop(LocalGradient):
     def _width(self, n: int) -> int:
         """Return the number of samples per call: a step's batch at once, larger ones in parts."""
         of_step = self.task.batch_size or 1
-        if self.task.loss.batch is not None:
+        if self.task.loss.batch is not None or self.task.model.mixes_samples:
             return n
         return _SAMPLES_AT_ONCE if n <= of_step else min(_SAMPLES_AT_ONCE, max(of_step, self.task.samples_at_once))
 

@@ -26,7 +26,7 @@ def measurable(task: Task) -> list[str]:
 def correctness(task: Task) -> Correct | None:
     """Return the function that compares predictions with targets; None if the task has no classes."""
     with evaluation_mode(task), torch.no_grad():
-        inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+        inputs, targets = task.samples(torch.zeros(task.model.least_rows, dtype=torch.int64, device=task.model.device))
         outputs = task.model(task.model.initial(), inputs)
     if has_classes(outputs, targets):
         return correct_classes

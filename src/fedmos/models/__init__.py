@@ -8,6 +8,7 @@ Example:
     21840
 """
 
+from .fold import fold_batchnorm
 from .images import cnn_cifar, cnn_digits, cnn_mnist, lenet, logistic, mlp, mlp_cifar
 from .norm import GroupNorm, convert_batchnorm
 from .pretrained import mobilenet_v2, vit_b16
@@ -22,6 +23,7 @@ __all__ = [
     "cnn_digits",
     "cnn_mnist",
     "convert_batchnorm",
+    "fold_batchnorm",
     "lenet",
     "logistic",
     "mlp",

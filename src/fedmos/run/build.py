@@ -51,7 +51,7 @@ def _class_weights(spec: RunSpec, task: Task) -> Tensor | None:
     else:
         weights = torch.tensor(spec.class_weights, dtype=torch.float64)
     with evaluation_mode(task), torch.no_grad():
-        inputs, _ = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+        inputs, _ = task.samples(torch.zeros(task.model.least_rows, dtype=torch.int64, device=task.model.device))
         classes = task.model(task.model.initial(), inputs).shape[1]
     if spec.class_weights != "balanced" and len(weights) != classes:
         raise ValueError(

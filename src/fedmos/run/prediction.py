@@ -56,8 +56,8 @@ class Predictor:
         raw = as_stored(x, self._record)
         model, outputs = self._model, []
         with torch.no_grad(), arithmetic(model.precision), model.evaluation_mode():
-            first = model(self._params, self._inputs(raw[:1]))
-            parts = -(len(raw) // -most_at_once(self.device, first.numel()))
+            first = model(self._params, self._inputs(raw[: model.least_rows]))
+            parts = -(len(raw) // -most_at_once(self.device, first[0].numel()))
             for part in raw.split(-(len(raw) // -parts)):  # the division of `Evaluator`
                 outputs.append(model(self._params, model.laid_out(self._inputs(part))).cpu())
         return torch.cat(outputs)

@@ -1,0 +1,305 @@
+"""Users' own networks: which are trained as they are, and which are refused with a sentence."""
+
+import warnings
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import fedmos as fm
+
+ENGINES = ("loop", "batched")
+
+
+def alike(quick, model: nn.Module, **changes) -> fm.Result:
+    """Train on both engines, compare, and return the loop's result."""
+    runs = [quick(model=model, rounds=1, engine=engine, dtype=torch.float64, **changes) for engine in ENGINES]
+    assert torch.allclose(runs[0].params, runs[1].params, rtol=0, atol=1e-10)
+    return runs[0]
+
+
+def net(*layers: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), *layers, nn.Linear(8, 10))
+
+
+# Evaluation mode
+def test_submodules_in_evaluation_mode_stay_there(quick):
+    half = net(nn.Dropout(0.5), nn.Dropout(0.5))
+    both = alike(quick, half).params
+    half[2].eval()
+    one = alike(quick, half)
+    half[3].eval()
+    none = alike(quick, half).params
+    plain = alike(quick, net()).params
+    assert torch.equal(none, plain)
+    assert not torch.allclose(one.params, plain, atol=1e-4)
+    assert not torch.allclose(one.params, both, atol=1e-4)
+    assert half[0].training
+    assert not half[2].training
+
+
+def test_a_model_in_evaluation_mode_as_a_whole_is_trained_with_its_dropout(quick):
+    model = net(nn.Dropout(0.5))
+    training = quick(model=model).params
+    assert torch.equal(quick(model=model.eval()).params, training)
+    assert not model[2].training
+
+
+def test_runs_that_differ_in_modes_do_not_share_a_program_or_a_folder(quick, tmp_path):
+    model, other = net(nn.Dropout(0.5)), net(nn.Dropout(0.5))
+    other[2].eval()
+    data = fm.datasets.load("digits").partition(fm.partition.IID(), clients=4, seed=0)
+    shared = {"data": data, "algorithm": fm.FedAvg(lr=0.1), "selection": fm.Full(), "rounds": 1, "local_steps": 1}
+    shared |= {"batch_size": 4, "engine": "batched"}
+    together = fm.run_many([{"model": model}, {"model": other}], **shared)
+    for result, given in zip(together, (model, other), strict=True):
+        assert torch.allclose(result.params, fm.run(given, **shared).params, atol=1e-6)
+    quick(model=model, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="its 'model' is"):
+        quick(model=other, out=tmp_path / "run", resume=True, rounds=4)
+
+
+# State between forward passes
+class Stateful(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = nn.Linear(64, 10), how
+        self.inner.steps = 0
+        self.calls, self.log, self.last, self.config = 0, [], None, {"n": 0}
+        self.cache = {}
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.how == "counter":
+            self.calls += 1
+            x = x * (1 + 0.1 * self.calls)
+        if self.how == "list":
+            self.log.append(len(x))
+        if self.how == "dictionary":
+            self.config["n"] += 1
+        if self.how in ("memory", "tensor"):
+            if self.last is not None and self.how == "memory":
+                x = x + self.last.mean()
+            self.last = x.detach()
+        if self.how == "cache":
+            x = x * self.cache.setdefault("scale", torch.ones(64, dtype=x.dtype))
+        if self.how == "weights":
+            self.inner.weight.data.mul_(0.5)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("counter", "changes the attribute 'calls'"),
+        ("list", "changes the attribute 'log'"),
+        ("dictionary", "changes the attribute 'config'"),
+        ("memory", "changes the attribute 'last'"),
+        ("weights", "changes its parameters in place"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["loop", "batched", "auto"])
+def test_forward_passes_that_keep_state_are_refused(quick, how, sentence, engine):
+    with pytest.raises(ValueError, match=f"Cannot train the model because its forward pass {sentence}"):
+        quick(model=nn.Sequential(Stateful(how)) if how == "weights" else Stateful(how), engine=engine)
+    with pytest.raises(ValueError, match=r"the attribute '0\.calls'"):
+        quick(model=nn.Sequential(Stateful("counter")), engine=engine)
+
+
+def test_tensors_that_do_not_matter_are_mentioned_and_caches_are_fine(quick, caplog):
+    alike(quick, Stateful("tensor"))
+    assert "sets the attribute 'last' to a tensor" in caplog.text
+    caplog.clear()
+    alike(quick, Stateful("cache"))
+    assert caplog.text == ""
+
+
+class Running(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.linear(x - self.mean)
+
+
+def test_buffers_that_change_are_named_and_may_be_frozen(quick):
+    model = nn.Sequential(Running())
+    with pytest.raises(ValueError, match=r"it changes its buffers in training \('0\.mean'\)"):
+        quick(model=model)
+    model[0].eval()
+    alike(quick, model)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.b(checkpoint(lambda v: self.a(v).tanh(), x.flatten(1), use_reentrant=False))
+
+
+def test_activation_checkpointing_is_refused(quick):
+    with pytest.raises(ValueError, match="recomputes activations in the backward pass"):
+        quick(model=Checkpointed(), engine="loop")
+
+
+# Outputs
+class Returns(nn.Module):
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.wrap = nn.Linear(64, 10), wrap
+
+    def forward(self, x):
+        return self.wrap(self.linear(x.flatten(1)))
+
+
+Logits = namedtuple("Logits", ["features", "logits"])
+ACCEPTED = {
+    "tuple": lambda o: (o,),
+    "list": lambda o: [o],
+    "dictionary": lambda o: {"scores": o},
+    "logits of a dictionary": lambda o: {"hidden": o * 2, "logits": o},
+    "logits of an object": lambda o: Logits(o * 2, o),
+    "nothing else": lambda o: OrderedDict(loss=None, scores=o),
+}
+REFUSED = {
+    "tuple": (lambda o: (o, o), r"returns a tuple of 2 \(Tensor, Tensor\); use outputs="),
+    "dictionary": (lambda o: {"a": o, "b": o}, "returns a dict with a, b; use outputs="),
+    "text": (lambda o: "nothing", "returns an object of type str, which is no tensor"),
+    "nothing": (lambda o: None, "returns an object of type NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_the_only_tensor_or_the_logits_are_taken(quick, case):
+    result = alike(quick, Returns(ACCEPTED[case]))
+    assert torch.equal(result.params, alike(quick, Returns(lambda o: o)).params)
+    assert result.predict(np.zeros((2, 1, 8, 8), np.uint8)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_outputs_are_refused(quick, case):
+    wrap, sentence = REFUSED[case]
+    with pytest.raises(ValueError, match=sentence):
+        quick(model=Returns(wrap))
+
+
+def second(returned):
+    return returned[1]
+
+
+def test_a_function_takes_the_outputs(quick, tmp_path):
+    model = Returns(lambda o: (o * 0, o))
+    result = alike(quick, model, outputs=second)
+    assert torch.equal(result.params, alike(quick, Returns(lambda o: o)).params)
+    with pytest.raises(ValueError, match="run: 'outputs' must return a tensor, got tuple"):
+        quick(model=model, outputs=lambda o: o)
+    with pytest.raises(ValueError, match="run: 'outputs' must be a function"):
+        quick(model=model, outputs="logits")
+    saved = quick(model=model, outputs=second, out=tmp_path / "run")
+    zeros = np.zeros((2, 1, 8, 8), np.uint8)
+    with pytest.raises(ValueError, match=r"outputs=second is not saved.*Result\.load\(path, model, outputs"):
+        fm.Result.load(tmp_path / "run", model).predict(zeros)
+    loaded = fm.Result.load(tmp_path / "run", model, outputs=second)
+    assert torch.equal(loaded.predict(zeros), saved.predict(zeros))
+    with pytest.raises(ValueError, match="its 'outputs' is 'second'"):
+        quick(model=model, outputs=lambda o: o[0], out=tmp_path / "run", resume=True, rounds=4)
+
+
+# Kinds of modules
+def test_lazy_and_scripted_modules_get_a_sentence(quick):
+    with pytest.raises(ValueError, match=r"'1\.weight' of a lazy module has no shape yet; call the model once"):
+        quick(model=nn.Sequential(nn.Flatten(), nn.LazyLinear(10)))
+    with warnings.catch_warnings(action="ignore"):
+        scripted = torch.jit.script(nn.Linear(64, 10))
+    with pytest.raises(ValueError, match=r"Cannot train a ScriptModule \('1'\).*use the Python module"):
+        quick(model=nn.Sequential(nn.Flatten(), scripted))
+
+
+def test_compiled_modules_are_trained_without_their_wrapper(quick, tmp_path):
+    model = net()
+    plain = quick(model=model)
+    for compiled in (torch.compile(model), nn.Sequential(torch.compile(model)), net()):
+        compiled.compile()
+        result = quick(model=compiled, out=tmp_path / str(id(compiled)))
+        assert torch.equal(result.params, plain.params)
+        assert "_orig_mod" not in "".join(result.model.state_dict())
+        fm.Result.load(tmp_path / str(id(compiled)), compiled)
+
+
+# Batch normalisation
+def test_batch_norm_in_training_is_refused_with_what_to_do(quick):
+    model = net(nn.BatchNorm1d(8))
+    for some in (model, net(nn.BatchNorm1d(8).requires_grad_(False))):
+        with pytest.raises(ValueError, match=r"BatchNorm \('2'\).*convert_batchnorm.*fold_batchnorm.*\.eval\(\)"):
+            quick(model=some)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the layer", "the model"])
+def test_frozen_batch_norm_trains_with_its_statistics(quick, whole):
+    model = net(nn.BatchNorm1d(8), nn.ReLU())
+    model[2].running_mean.fill_(0.1)
+    model[2].running_var.fill_(2.0)
+    (model if whole else model[2]).eval()
+    result = alike(quick, model)
+    assert torch.equal(result.model[2].running_mean, model[2].running_mean.double())
+    assert not torch.equal(result.model[2].weight, model[2].weight.double())  # scale and shift are trained
+    x = np.ones((3, 1, 8, 8), np.uint8)
+    assert result.predict(x).shape == (3, 10)
+    folded = fm.models.fold_batchnorm(model.requires_grad_(False))
+    assert torch.allclose(folded(torch.ones(3, 64)), model.eval()(torch.ones(3, 64)), atol=1e-5)
+
+
+def equal_clients(n: int) -> fm.FederatedData:
+    rng = np.random.default_rng(0)
+    return fm.FederatedData.from_arrays([(rng.normal(size=(n, 64)), rng.integers(10, size=n)) for _ in range(4)])
+
+
+def test_statistics_of_the_batch_need_batches_that_are_not_padded(quick, caplog):
+    model = net(nn.BatchNorm1d(8, track_running_stats=False))
+    how = {"data": equal_clients(6), "selection": fm.Full(), "algorithm": fm.FedMoS(lr=0.1)}
+    alike(quick, model, **how)
+    assert "depend on the other samples of its batch" in caplog.text
+    # By hand: one client, one step on its whole data.
+    one = quick(model=model, **how | {"algorithm": fm.FedAvg(lr=0.1), "rounds": 1, "local_steps": 1, "batch_size": 6})
+    total = torch.zeros(())
+    for i in range(4):
+        x, y = how["data"].x[6 * i : 6 * i + 6].float(), how["data"].y[6 * i : 6 * i + 6].long()
+        total = total + F.cross_entropy(model(x), y) / 4
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(total, list(model.parameters()))])
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.allclose(one.params, start - 0.1 * gradient, atol=1e-6)
+    assert quick(model=model).info["engine"] == "loop"  # clients of unequal size
+    with pytest.raises(ValueError, match=r"influence each other.*would be padded; use engine='loop'"):
+        quick(model=model, engine="batched")
+
+
+class Mixing(nn.Module):
+    """Attention over the samples, as with a forgotten `batch_first`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.view(-1, 8, 8)
+        return self.head(self.attention(x, x, x)[0].flatten(1))
+
+
+def test_models_that_mix_samples_are_found(quick, caplog):
+    assert quick(model=Mixing()).info["engine"] == "loop"
+    assert "depend on the other samples" in caplog.text
+    with pytest.raises(ValueError, match="would be padded"):
+        quick(model=Mixing(), engine="batched")
