@@ -282,6 +282,8 @@ def test_statistics_of_the_batch_need_batches_that_are_not_padded(quick, caplog)
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert torch.allclose(one.params, start - 0.1 * gradient, atol=1e-6)
     assert quick(model=model).info["engine"] == "loop"  # clients of unequal size
+    epochs = quick(model=model, **how, local_steps=None, local_epochs=1)  # batches of 4 and 2
+    assert epochs.info["engine"] == "loop"
     with pytest.raises(ValueError, match=r"influence each other.*would be padded; use engine='loop'"):
         quick(model=model, engine="batched")
 

@@ -213,10 +213,10 @@ def why_not_vectorised(task: Task) -> str | None:
     """Try one gradient on one sample of the first clients; returns the reason if it fails."""
     if task.loss.batch is not None and not task.loss.batch.masked and not task.equal_batches:
         return f"batches have different sizes and {task.loss.name} takes no mask (outputs, targets, mask)"
-    if task.model.mixes_samples and len(task.data.sizes.unique()) > 1:
+    if task.model.mixes_samples and not task.equal_batches:
         return (
-            "samples of a batch influence each other in the model (BatchNorm without running statistics?) and clients "
-            "have unequal numbers of samples, so that their batches would be padded"
+            "samples of a batch influence each other in the model (BatchNorm without running statistics?) and batches "
+            "of different sizes would be padded"
         )
     try:
         with torch.no_grad():

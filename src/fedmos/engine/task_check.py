@@ -38,7 +38,9 @@ def check_fit(task: Task) -> None:
     outputs = _outputs(task, inputs)
     if task.data.test is not None:
         tested = task.data.test[0]
-        _outputs(task, task.inputs(tested[_extremes(tested, None, task).to(tested.device)]))
+        _outputs(
+            task, task.inputs(tested[_extremes(tested, None, task).repeat(task.model.least_rows).to(tested.device)])
+        )
     if outputs.ndim == 0 or len(outputs) != len(inputs):
         raise ValueError(
             f"Cannot train the model because it must return a tensor with a row per sample, got {tuple(outputs.shape)}"
