@@ -13,6 +13,7 @@ from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .config.registry import algorithms, availabilities, partitions, selectors
 from .core import batch_losses as losses
+from .core import metric_functions as metrics
 from .core.callback import Callback
 from .core.history import History, Record
 from .core.version import __version__
@@ -34,7 +35,13 @@ Table = PerClient
 """The earlier name of `PerClient`."""
 
 # Public paths of modules that lie deeper.
-_modules = {"analysis": analysis, "diagnostics": _diagnostics, "losses": losses, "tracking": _tracking}
+_modules = {
+    "analysis": analysis,
+    "diagnostics": _diagnostics,
+    "losses": losses,
+    "metrics": metrics,
+    "tracking": _tracking,
+}
 for _name, _module in _modules.items():
     sys.modules[f"{__name__}.{_name}"] = _module
 
@@ -69,6 +76,7 @@ __all__ = [
     "availabilities",
     "datasets",
     "losses",
+    "metrics",
     "models",
     "partition",
     "partitions",

@@ -142,7 +142,7 @@ def _summary(result: Result, target: dict[str, float]) -> Table:
     title = escape(f"{result.info['algorithm']}, {result.info['selection']}")
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_row("rounds", str(len(result.history)) + (" (interrupted)" if result.interrupted else ""))
-    for metric in METRICS:
+    for metric in (*METRICS, *result.history.metric_names):
         if (value := last_value(result.history, metric)) is not None:
             table.add_row(metric.replace("_", " "), f"{value:.4f}")
     down, up = (sum(getattr(r, f"bytes_{way}") for r in result.history) / 1e6 for way in ("down", "up"))

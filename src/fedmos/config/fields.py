@@ -13,12 +13,17 @@ from ..core import validation as validate
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.losses import NAMES
+from ..core.metric_functions import METRIC_CLASSES
 from ..core.metric_names import target_rule
 from ..core.validation import Rule, suggest
 from .errors import ConfigError, InvalidValue, error_location, table_error
 
 MAX_ENTRIES = 1000
 """Maximum length of a list."""
+
+
+TARGETS = (*METRICS, *sorted(kind.name for kind in METRIC_CLASSES.values()))
+"""Metrics that a target can name."""
 
 
 def obeys(rule: Rule) -> BeforeValidator:
@@ -101,11 +106,18 @@ def _target(v: Any) -> Any:
     if not isinstance(v, dict):
         raise ValueError("must be a table of metrics and numbers")
     for metric, value in v.items():
-        if metric not in METRICS:
-            raise InvalidValue(f"must name one of {', '.join(METRICS)}", suggest(str(metric), METRICS))
+        if metric not in TARGETS:
+            raise InvalidValue(f"must name one of {', '.join(TARGETS)}", suggest(str(metric), TARGETS))
         fault = target_rule(metric).fault(value)
         if fault is not None:
             raise ValueError(f"must have for {metric} a number that is {fault}")
+    return v
+
+
+def _class_weights(v: Any) -> Any:
+    weights = isinstance(v, list | tuple) and len(v) > 0 and all(validate.non_negative.test(w) for w in v)
+    if v != "balanced" and not weights:
+        raise ValueError("must be 'balanced' or a list of numbers ≥ 0, one for each class")
     return v
 
 
@@ -129,6 +141,8 @@ Grid = Annotated[dict[str, Numbers], BeforeValidator(_grid)]
 """Values to try, by field of the algorithm."""
 DecayTable = Annotated[float | dict[str, float], BeforeValidator(_decay)]
 Target = Annotated[dict[str, float], BeforeValidator(_target)]
+ClassWeights = Annotated[str | list[float], BeforeValidator(_class_weights)]
+MetricNames = list[Annotated[str, one_of_names(*METRIC_CLASSES)]]
 LossName = Annotated[str, one_of_names(*NAMES)]
 DeviceName = Annotated[
     str,

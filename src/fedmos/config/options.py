@@ -9,7 +9,18 @@ import torch
 
 from ..run.options import Option, options_of
 from ..run.spec import RunSpec
-from .fields import Choice, DecayTable, DeviceName, Folder, LossName, Target, obeys, one_of_names
+from .fields import (
+    Choice,
+    ClassWeights,
+    DecayTable,
+    DeviceName,
+    Folder,
+    LossName,
+    MetricNames,
+    Target,
+    obeys,
+    one_of_names,
+)
 from .tables import DataConfig, SystemConfig
 
 TOML_TYPES: dict[str, Any] = {
@@ -18,7 +29,9 @@ TOML_TYPES: dict[str, Any] = {
     "algorithm": Choice,
     "selection": Choice,
     "loss": LossName,
+    "class_weights": ClassWeights | None,
     "lr_decay": DecayTable,
+    "metrics": MetricNames | None,
     "target": Target | None,
     "device": DeviceName,
     "dtype": Annotated[Literal["float32", "float64"], one_of_names("float32", "float64")],

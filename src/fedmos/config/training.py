@@ -11,11 +11,13 @@ import torch
 from pydantic import create_model, model_validator
 
 from ..core.history import METRICS
+from ..core.metric_functions import METRIC_CLASSES
 from ..core.validation import whole_number
 from ..data.federated import FederatedData
 from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
+from ..evaluation.user_metrics import choose_metrics
 from ..run.build import build_task
 from ..run.preflight import check_parts, check_precision, check_target, find_device
 from ..run.result import Result
@@ -105,6 +107,8 @@ class Training(TrainingOptions):
         with error_location(""):
             given["device"] = find_device(self.device)
             check_precision(self.precision, given["dtype"], given["device"])
+        if self.metrics is not None:
+            given["metrics"] = [METRIC_CLASSES[name]() for name in self.metrics]
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, registry.availabilities())
@@ -121,7 +125,7 @@ def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) ->
         task = build_task(replace(spec, precision=None), torch.device("cpu"), spec.data)
         check_fit(task)
     with error_location(""):
-        check_target(target, measurable(task))
+        check_target(target, [*measurable(task), *choose_metrics(task, spec.metrics)])
 
 
 if TYPE_CHECKING:

@@ -57,6 +57,15 @@ class Record:
     """Fraction of correctly classified test samples."""
     diagnostics: dict[str, float] | None = None
     """Measurements of `fm.Diagnostics`, in the rounds in which it measures."""
+    metrics: dict[str, float] | None = None
+    """Values of the option `metrics` on the test set, in rounds that are evaluated."""
+
+    def value(self, metric: str) -> float | None:
+        """Return the value of a metric of `METRICS` or of `metrics`; None if the round has none."""
+        if metric in METRICS:
+            value: float | None = getattr(self, metric)
+            return value
+        return (self.metrics or {}).get(metric)
 
 
 METRICS = ("train_loss", "train_accuracy", "test_loss", "accuracy")
@@ -97,13 +106,18 @@ class History:
     def summary(self) -> str:
         """Return rounds, the last value of every metric, and megabytes sent, in one line."""
         parts = [f"{len(self)} round{'' if len(self) == 1 else 's'}"]
-        for metric in METRICS:
-            values = (getattr(record, metric) for record in reversed(self._records))
+        for metric in (*METRICS, *self.metric_names):
+            values = (record.value(metric) for record in reversed(self._records))
             if (value := next((v for v in values if v is not None), None)) is not None:
                 parts.append(f"{metric} {value:.4g}")
         if self._records:
             parts.append(f"{self.bytes_until(self._records[-1]) / 1e6:.4g} MB")
         return ", ".join(parts)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The names of the metrics in `Record.metrics`, over all rounds."""
+        return list(dict.fromkeys(name for record in self._records for name in record.metrics or ()))
 
     def append(self, record: Record) -> None:
         """Append the record of the next round."""
@@ -125,18 +139,19 @@ class History:
         """Return the first record whose metric reaches the target.
 
         Args:
-            metric: "train_loss", "train_accuracy", "test_loss" or "accuracy".
-            target: The value to reach: from above for losses, from below for accuracies.
+            metric: "train_loss", "train_accuracy", "test_loss", "accuracy", or a name in `Record.metrics`.
+            target: The value to reach: from above for losses and errors, from below for others.
 
         Returns:
             The record, or None if no round reaches the target.
 
         Raises:
-            ValueError: If `metric` is not one of the four.
+            ValueError: If there is no such metric.
         """
-        if metric not in METRICS:
-            raise ValueError(f"'metric' must be one of {', '.join(METRICS)}, got {metric!r}{suggest(metric, METRICS)}")
-        return next((r for r in self if reached(metric, getattr(r, metric), target)), None)
+        known = (*METRICS, *self.metric_names)
+        if metric not in known:
+            raise ValueError(f"'metric' must be one of {', '.join(known)}, got {metric!r}{suggest(metric, known)}")
+        return next((r for r in self if reached(metric, r.value(metric), target)), None)
 
     def bytes_until(self, record: Record) -> int:
         """Return the bytes sent down and up in all rounds up to and including this one."""

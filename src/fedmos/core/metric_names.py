@@ -6,10 +6,10 @@ from .validation import Rule, fraction, number
 
 
 def is_loss(metric: str) -> bool:
-    """Return whether smaller values of the metric are better."""
-    return metric.endswith("loss")
+    """Return whether smaller values of the metric are better, which its name tells."""
+    return metric.endswith(("loss", "error")) or metric in ("rmse", "mse", "mae")
 
 
 def target_rule(metric: str) -> Rule:
     """Return the rule that a target for the metric must meet."""
-    return number if is_loss(metric) else fraction
+    return fraction if metric in ("accuracy", "train_accuracy") else number

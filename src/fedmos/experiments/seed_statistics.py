@@ -112,7 +112,7 @@ class MethodResult:
 
 def last_value(history: History, metric: str) -> float | None:
     """Return the last measured value of a metric; None if it was never measured."""
-    values = [getattr(record, metric) for record in history if getattr(record, metric) is not None]
+    values = [value for record in history if (value := record.value(metric)) is not None]
     return values[-1] if values else None
 
 

@@ -159,7 +159,7 @@ def _train(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any
     settings, metric = _with(config, values), config.sweep.metric
 
     def report(record: Record) -> None:
-        value = getattr(record, metric)
+        value = record.value(metric)
         if value is not None:
             trial.report(value, record.round)
             if config.sweep.prune and trial.should_prune():

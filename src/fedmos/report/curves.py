@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from ..core.history import METRICS
 from ..experiments.seed_statistics import MethodResult
 from ..experiments.table import ComparisonTable
 from .figure import Line, line_chart
@@ -54,7 +53,9 @@ def curve(result: MethodResult, metric: str) -> Curve:
     for history in result.runs.values():
         spent = accumulate((r.bytes_down + r.bytes_up) / 1e6 for r in history)
         for record, megabytes in zip(history, spent, strict=True):
-            value = getattr(record, metric) if metric in METRICS else (record.diagnostics or {}).get(metric)
+            value = record.value(metric)
+            if value is None:
+                value = (record.diagnostics or {}).get(metric)
             if value is not None and math.isfinite(value):
                 points.setdefault(record.round, []).append((value, megabytes, record.clock))
     rounds = sorted(points)

@@ -27,6 +27,7 @@ from ..engine.task import DeviceCache, Task, on_device
 from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
+from ..evaluation.user_metrics import choose_metrics, measure
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
@@ -61,7 +62,8 @@ class Run:
         join()
         self.spec, self.rounds = spec, spec.rounds
         self.task = _make_task(spec, device_cache)
-        self._target = check_target(spec.target, measurable(self.task))
+        self._metrics = choose_metrics(self.task, spec.metrics)
+        self._target = check_target(spec.target, [*measurable(self.task), *self._metrics])
         self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in spec.callbacks]
         self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
@@ -211,9 +213,18 @@ class Run:
     def after(self, record: Record) -> None:
         """Tell everyone of a round that was played, and save it if it is time."""
         self.info.client_accuracy = self.info.diverged = None  # of the final model, if an earlier part ended
-        record = self._diagnosed(record)
+        record = self._diagnosed(self._measured(record))
         if self.ranks.on_rank0(lambda: self._noted(record)):
             self._save()
+
+    def _measured(self, record: Record) -> Record:
+        """Return the record with the metrics of the user, in rounds that are evaluated."""
+        if not self._metrics or record.value("test_loss") is None:
+            return record
+        found = self.ranks.on_rank0(lambda: measure(self.task, self.state.x, self._metrics))
+        record = replace(record, metrics=found)
+        self.state.history.amend(record)
+        return record
 
     def _diagnosed(self, record: Record) -> Record:
         """With what diagnostics add to it, if there are any."""
@@ -304,4 +315,4 @@ def _over(history: History, rounds: int, target: Mapping[str, float]) -> bool:
 
 
 def _met(target: Mapping[str, float], record: Record) -> bool:
-    return bool(target) and all(reached(name, getattr(record, name), value) for name, value in target.items())
+    return bool(target) and all(reached(name, record.value(name), value) for name, value in target.items())

@@ -14,6 +14,7 @@ from ..core.callback import Callback
 from ..core.formatting import format_value
 from ..core.history import Record
 from ..core.losses import Loss, LossFunction
+from ..core.metric_functions import Metrics, named_metrics
 from ..core.model_outputs import OutputFunction
 from ..core.module_kind import plain_module
 from ..core.precision import Precision
@@ -189,6 +190,13 @@ class RunSpec:
         resume="not recorded",
         per_run=True,
     )
+    metrics: Metrics | None = option(
+        "Metrics on the test set beside loss and accuracy: a mapping of names to functions (outputs, targets) → number "
+        "or a list such as `[fm.metrics.AUC()]`; None for those that suit the task (regression, labels, two classes).",
+        Rule("a mapping of names to functions, or a list of fm.metrics", lambda v: isinstance(v, Mapping | Sequence)),
+        default=None,
+        resume="not recorded",
+    )
     seed: int = option(
         "Determines every random number of the run.", seed_rule, default=0, convert=int, shared=True, per_run=True
     )
@@ -274,6 +282,7 @@ class RunSpec:
         require(type(self.algorithm).__name__, "lr", getattr(self.algorithm, "lr", None), positive)
         Loss(self.loss)
         self._check_class_weights()
+        named_metrics(self.metrics or {})
         for callback in self.callbacks:
             if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
                 raise ValueError(

@@ -23,11 +23,15 @@ class Tracker(Callback, ABC):
     """What trackers have in common: the numbers of a round. A subclass says where they go."""
 
     def on_round(self, record: Record) -> None:
-        values = {name: getattr(record, name) for name in (*METRICS, "clock", "seconds")} | {
-            "megabytes_down": record.bytes_down / 1e6,
-            "megabytes_up": record.bytes_up / 1e6,
-            "clients": len(record.cohort),
-        }
+        values = (
+            {name: getattr(record, name) for name in (*METRICS, "clock", "seconds")}
+            | (record.metrics or {})
+            | {
+                "megabytes_down": record.bytes_down / 1e6,
+                "megabytes_up": record.bytes_up / 1e6,
+                "clients": len(record.cohort),
+            }
+        )
         self.log({k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}, record.round)
 
     def on_end(self, result: Result) -> None:
