@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-_TORCH_OWN = {"training", *vars(nn.Module())}
+_NOT_ARCHITECTURE = {"training", *vars(nn.Module()), "name_or_path", "_is_hf_initialized"}
+"""Attributes of PyTorch, and what transformers notes about the origin of weights."""
 
 
 def architecture_hash(module: nn.Module) -> str:
@@ -24,7 +25,8 @@ def architecture_hash(module: nn.Module) -> str:
         digest.update(repr((name, tuple(parameter.shape), parameter.requires_grad)).encode())
     for name, layer in module.named_modules():
         if not type(layer).__module__.startswith("torch."):  # the repr of PyTorch's layers is complete
-            attributes = {k: _describe(v) for k, v in vars(layer).items() if k not in _TORCH_OWN}
+            held = {k: v for k, v in vars(layer).items() if k not in _NOT_ARCHITECTURE}
+            attributes = {k: _describe(v) for k, v in held.items() if not (k.startswith("_") and _is_empty(v))}
             digest.update(repr((name, type(layer).__qualname__, sorted(attributes.items()))).encode())
     return digest.hexdigest()[:16]
 
@@ -43,6 +45,11 @@ def constants_hash(module: nn.Module, dtype: torch.dtype) -> str:
 def _constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, value) for name, value in module.named_parameters() if not value.requires_grad)
     yield from module.named_buffers()
+
+
+def _is_empty(value: object) -> bool:
+    """Whether a private attribute says no more than if it were missing."""
+    return value is None or value is False or (isinstance(value, list | tuple | dict | set) and not value)
 
 
 def _describe(value: object) -> str:
