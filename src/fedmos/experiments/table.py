@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ..core.metric_names import is_loss
 from ..storage.files import replace_file
 from .seed_statistics import MethodResult, Ratio, TargetCost, TunedValues, deviation, ratio, spread
 
@@ -28,6 +29,10 @@ class TableColumn(NamedTuple):
     cell: Callable[[MethodResult], str]
     detail: bool = False
     """Whether brief tables leave the column out."""
+    value: Callable[[MethodResult], float | None] | None = None
+    """The number of a cell, for sorting; None unless it is known for every seed."""
+    best: Literal["lowest", "highest"] | None = None
+    """Which number of the column is the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,15 +55,22 @@ class ComparisonTable:
         """Return all columns or, if `brief`, those that fit a terminal."""
         columns = [TableColumn("method", lambda result: result.label)]
         if any(result.lr is not None for result in self.results):
-            columns.append(TableColumn("step size", _step_size))
+            columns.append(TableColumn("step size", _step_size, value=lambda result: result.lr))
         if self.target is not None:
             columns += self._to_target()
-        columns.append(TableColumn(f"final {self.metric}", self._final))
+        best: Literal["lowest", "highest"] = "lowest" if is_loss(self.metric) else "highest"
+        final = partial(_final_mean, self.metric)
+        columns.append(TableColumn(f"final {self.metric}", self._final, value=final, best=best))
         if any(result.worst_clients() for result in self.results):
-            columns.append(TableColumn("accuracy of the worst 10 % of clients", _worst, detail=True))
+            columns.append(TableColumn("accuracy of the worst 10 % of clients", _worst, True, _worst_mean, "highest"))
         if self.target is not None and len(self.results) > 1:
             columns += [
-                TableColumn(f"speed-up over {self.baseline} in {_QUANTITIES[name]}", partial(self._faster, name))
+                TableColumn(
+                    f"speed-up over {self.baseline} in {_QUANTITIES[name]}",
+                    partial(self._faster, name),
+                    value=partial(self._ratio, name),
+                    best="highest",
+                )
                 for name in self._counted
             ]
         return [column for column in columns if not (brief and column.detail)]
@@ -94,18 +106,24 @@ class ComparisonTable:
         return ratio(self.costs(self.reference(result), name), self.costs(result.label, name))
 
     def _to_target(self) -> list[TableColumn]:
-        def cell(name: str, digits: int) -> Callable[[MethodResult], str]:
-            return lambda result: spread(list(self.costs(result.label, name).values()), digits)
+        def column(heading: str, name: str, digits: int, detail: bool = False) -> TableColumn:
+            def cell(result: MethodResult) -> str:
+                return spread(list(self.costs(result.label, name).values()), digits)
+
+            def value(result: MethodResult) -> float | None:
+                return _mean_of_all(list(self.costs(result.label, name).values()))
+
+            return TableColumn(heading, cell, detail, value, "lowest")
 
         aim = f"{self.metric} {self.target:g}" if self.target is not None else ""
         columns = [
-            TableColumn(f"rounds to {aim}", cell("rounds", 0)),
-            TableColumn("MB down", cell("megabytes_down", 2), detail=True),
-            TableColumn("MB up", cell("megabytes_up", 2), detail=True),
-            TableColumn(f"MB to {aim}", cell("megabytes", 2)),
+            column(f"rounds to {aim}", "rounds", 0),
+            column("MB down", "megabytes_down", 2, detail=True),
+            column("MB up", "megabytes_up", 2, detail=True),
+            column(f"MB to {aim}", "megabytes", 2),
         ]
         if "seconds" in self._counted:
-            columns.append(TableColumn(f"simulated seconds to {aim}", cell("seconds", 1)))
+            columns.append(column(f"simulated seconds to {aim}", "seconds", 1))
         return columns
 
     def _final(self, result: MethodResult) -> str:
@@ -114,6 +132,11 @@ class ComparisonTable:
         text = spread(known, 3) if known else "not measured"
         early = len(result.ended_early)
         return text if not early else f"{text} ({early} of {len(values)} ended early)"
+
+    def _ratio(self, name: str, result: MethodResult) -> float | None:
+        """Return a method's speed-up as a number; None unless every seed has reached the target."""
+        found = self.speed_up(result, name)
+        return found.value if found is not None and found.seeds == len(result.runs) else None
 
     def _faster(self, name: str, result: MethodResult) -> str:
         if result.label == self.reference(result):
@@ -170,6 +193,20 @@ def _step_size(result: MethodResult) -> str:
 def _worst(result: MethodResult) -> str:
     known = list(result.worst_clients().values())
     return spread(known, 3) if known else "not measured"
+
+
+def _worst_mean(result: MethodResult) -> float | None:
+    return _mean_of_all(list(result.worst_clients().values()))
+
+
+def _final_mean(metric: str, result: MethodResult) -> float | None:
+    return _mean_of_all(list(result.final(metric).values()))
+
+
+def _mean_of_all(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is missing or not finite, or there is none."""
+    known = [v for v in values if v is not None and math.isfinite(v)]
+    return statistics.mean(known) if known and len(known) == len(values) else None
 
 
 def _tuning(tuned: TunedValues) -> dict[str, Any]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from typing import Any
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_SCRIPTS = ("plotly-basic.min.js", "theme.js", "curves.js", "hover.js", "figures.js", "tables.js", "page.js")
 
 
 def html_document(title: str, parts: Sequence[str], data: dict[str, Any]) -> str:
     """Return the page; its script draws the figures from `data`."""
+    scripts = "\n".join(f"<script>{asset(name)}</script>" for name in _SCRIPTS)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -28,8 +30,7 @@ def html_document(title: str, parts: Sequence[str], data: dict[str, Any]) -> str
 {chr(10).join(parts)}
 </main>
 <script type="application/json" id="data">{_json(data)}</script>
-<script>{asset("plotly-basic.min.js")}</script>
-<script>{asset("page.js")}</script>
+{scripts}
 </body>
 </html>
 """
@@ -43,20 +44,6 @@ def asset(name: str) -> str:
 def _json(data: Any) -> str:
     """Return JSON that can stand in a script element, which "</script" would end."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-def html_table(caption: str, headings: Iterable[str], lines: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Return a table with a caption; the first cell of a line is its heading."""
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in headings)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in rest) + "</tr>\n"
-        for first, *rest in lines
-    )
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
-        f'<table class="{kind}"><caption>{escape(caption)}</caption>\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
-    )
 
 
 def html_figure(name: str, description: str, caption: str, low: bool = False) -> str:

@@ -43,6 +43,26 @@ _METHOD = (
 """Entries of a run's info that are equal for all runs of one method."""
 
 
+class Progress(NamedTuple):
+    """The progress of a comparison or a run."""
+
+    complete: int
+    runs: int
+    rounds: int
+    planned: int
+    """Rounds of all runs together."""
+    every: float
+    """Seconds after which the page reloads itself."""
+
+    def __str__(self) -> str:
+        """Return the sentence at the top of the page."""
+        runs = f"{self.complete} of {self.runs} runs complete, " if self.runs > 1 else ""
+        return (
+            f"Running: {runs}{self.rounds} of {self.planned} rounds. Values are those so far; "
+            f"the page reloads itself every {self.every:g} s."
+        )
+
+
 class ReportStudy(NamedTuple):
     """Methods that can be compared, and their table."""
 
@@ -51,6 +71,8 @@ class ReportStudy(NamedTuple):
     """How the numbers of the table were obtained."""
     table: ComparisonTable
     sources: list[ReportSource]
+    progress: Progress | None = None
+    """Of a comparison that is still running; None for complete runs."""
 
     @property
     def results(self) -> Sequence[MethodResult]:

@@ -1,154 +1,142 @@
 "use strict";
-// Draws the report's figures from the data in the page, and again when something is switched.
+// The state of the controls, and drawing the figures again when it changes.
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
-  const dashes = ["solid", "dash", "dot", "dashdot", "longdash"];
-  const boxes = [...document.querySelectorAll("input[name=method]")];
-  const state = { axis: "rounds", hidden: new Set(boxes.filter((box) => !box.checked).map((box) => Number(box.value))) };
-  const config = {
-    responsive: true, displaylogo: false, displayModeBar: "hover",
-    modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]],
+  const { data, config, colour, dash, width } = Theme;
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const one = (selector) => document.querySelector(selector);
+  const boxes = all("input[name=method]");
+  const state = {
+    axis: "rounds", view: "overlay", logX: false, logY: false, smoothing: 0, sort: "given", filter: "",
+    order: data.methods.map((_, i) => i), hidden: new Set(),
   };
 
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-  const tint = (i) => data.colours[i % data.colours.length];
-  // A method that is there both as it is given and tuned has one colour, and a thinner line as it is given.
-  const colour = (i) => tint(data.styles[i]);
-  const dash = (i) => dashes[Math.floor(data.styles[i] / data.colours.length) % dashes.length];
-  const width = (i) => (data.groups[i] === "given" && data.groups.includes("tuned") ? 1 : 2);
-  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const narrow = () => window.innerWidth < 640;
-  const shown = (v) => Number(v.toPrecision(4)).toString();
-
-  function layout(x, y) {
-    const axis = (title) => ({
-      title: { text: title, standoff: 8 }, automargin: true, gridcolor: css("--line"), zerolinecolor: css("--line"),
-      linecolor: css("--faint"), rangemode: "normal",
-    });
-    return {
-      font: { color: css("--ink"), family: "system-ui, sans-serif", size: narrow() ? 11 : 13 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      margin: narrow() ? { l: 46, r: 8, t: 24, b: 42 } : { l: 60, r: 16, t: 28, b: 48 },
-      hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--faint"), font: { color: css("--ink") } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--faint"), activecolor: css("--ink") },
-      hovermode: "closest", xaxis: axis(x), yaxis: axis(y),
-    };
-  }
-
-  function metricFigure(metric) {
-    const traces = [];
-    metric.curves.forEach((c, i) => {
-      if (c === null || c[state.axis] === null) return;
-      const x = c[state.axis], visible = !state.hidden.has(i);
-      if (c.low !== null) {
-        traces.push({
-          x: x.concat([...x].reverse()), y: c.high.concat([...c.low].reverse()), fill: "toself", type: "scatter",
-          mode: "lines", line: { width: 0, color: colour(i) }, fillcolor: colour(i) + "2e", hoverinfo: "skip", visible,
-          name: plain(data.methods[i]) + " (range)",
-        });
-      }
-      traces.push({
-        x, y: c.mean, type: "scatter", mode: x.length === 1 ? "markers" : "lines", visible, name: plain(data.methods[i]),
-        line: { color: colour(i), width: width(i), dash: dash(i) }, marker: { color: colour(i) },
-        text: c.mean.map((v, k) =>
-          `<b>${plain(data.methods[i])}</b><br>round ${c.rounds[k]}, ${shown(c.megabytes[k])} MB` +
-          (c.seconds === null ? "" : `, ${shown(c.seconds[k])} s`) + `<br>${plain(metric.title)} ${shown(v)}` +
-          (c.low === null ? "" : ` (${shown(c.low[k])} to ${shown(c.high[k])}, ${c.seeds[k]} seeds)`)),
-        hoverinfo: "text",
-      });
-    });
-    const figure = layout(data.axes[state.axis], metric.title);
-    if (metric.target !== null) {
-      figure.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: metric.target, y1: metric.target,
-        line: { color: css("--ink"), width: 1.5, dash: "dash" } }];
-      figure.annotations = [{ xref: "paper", x: 0, xanchor: "left", y: metric.target, yanchor: "bottom", showarrow: false,
-        text: `target ${shown(metric.target)}`, font: { color: css("--ink") } }];
+  // A report of a running comparison reloads itself; what the reader has chosen is kept meanwhile.
+  const kept = "fedmos-report";
+  function restore() {
+    let saved = null;
+    try { saved = data.live ? JSON.parse(sessionStorage.getItem(kept)) : null; } catch { saved = null; }
+    if (saved === null) return;
+    const choose = (name, value) => { const input = one(`[name=${name}][value="${value}"]`); if (input) input.checked = true; };
+    choose("axis", saved.axis);
+    choose("view", saved.view);
+    one("[name=logX]").checked = saved.logX;
+    one("[name=logY]").checked = saved.logY;
+    one("[name=smoothing]").value = saved.smoothing;
+    one("[name=sort]").value = saved.sort;
+    one("[name=filter]").value = saved.filter;
+    for (const box of boxes) {
+      const label = data.methods[Number(box.value)];
+      if (label in saved.picked) box.checked = saved.picked[label];
     }
-    return [traces, figure];
+  }
+  function keep() {
+    if (!data.live) return;
+    const picked = Object.fromEntries(boxes.map((box) => [data.methods[Number(box.value)], box.checked]));
+    const { axis, view, logX, logY, smoothing, sort, filter } = state;
+    try { sessionStorage.setItem(kept, JSON.stringify({ axis, view, logX, logY, smoothing, sort, filter, picked })); } catch { /* not kept */ }
   }
 
-  function splitFigure() {
-    const { clients, classes, points, largest } = data.split;
-    const x = [], y = [], size = [], text = [], colours = [];
-    points.forEach(([i, c, n]) => {
-      x.push(i); y.push(c); size.push(n); colours.push(tint(c));
-      text.push(`client ${clients[i]}, class ${plain(classes[c])}: ${n}`);
+  function read() {
+    state.axis = one("input[name=axis]:checked").value;
+    state.view = one("input[name=view]:checked").value;
+    state.logX = one("[name=logX]").checked;
+    state.logY = one("[name=logY]").checked;
+    state.smoothing = Number(one("[name=smoothing]").value);
+    state.sort = one("[name=sort]").value;
+    state.filter = one("[name=filter]").value.trim().toLowerCase();
+    state.hidden = new Set(boxes.filter((box) => !box.checked).map((box) => Number(box.value)));
+    state.order = ordered();
+    one("#smoothing-value").textContent = state.smoothing ? `${state.smoothing} % of the rounds` : "off";
+  }
+
+  function ordered() {
+    const order = data.methods.map((_, i) => i), key = data.sort[state.sort];
+    if (state.sort === "name") return order.sort((i, j) => data.methods[i].localeCompare(data.methods[j], "en", { numeric: true }));
+    if (!key) return order;
+    const sign = state.sort === "final" && !data.metrics[0].lower ? -1 : 1;
+    return order.sort((i, j) => (key[i] === null) - (key[j] === null) || sign * (key[i] - key[j]) || i - j);
+  }
+
+  function list() {
+    const place = one("#methods");
+    const rows = new Map(boxes.map((box) => [Number(box.value), box.closest("label")]));
+    const now = [...place.children];
+    const order = state.order.map((i) => rows.get(i));
+    if (now.some((row, k) => row !== order[k])) place.append(...order);
+    rows.forEach((row, i) => { row.hidden = !data.methods[i].toLowerCase().includes(state.filter); });
+    const drawn = boxes.length - state.hidden.size;
+    one("#picked").textContent = drawn === boxes.length ? `all ${drawn}` : `${drawn} of ${boxes.length}`;
+  }
+
+  async function drawMetric(metric) {
+    const gd = document.getElementById(`plot-${metric.name}`);
+    const small = state.view === "multiples";
+    gd.style.height = "";
+    const [traces, figure] = small ? Curves.multiples(metric, state) : Curves.overlay(metric, state);
+    if (small) gd.style.height = `${figure.height}px`;
+    if (gd.dataset.view !== state.view && gd.dataset.view) Plotly.purge(gd);
+    gd.dataset.view = state.view;
+    await Plotly.react(gd, traces, figure, config);
+    if (!small) await Curves.endLabels(gd, metric, state);
+    const words = small ? "" : Curves.note(metric, state);
+    const place = document.getElementById(`note-${metric.name}`);
+    place.textContent = words;
+    place.hidden = !words;
+    if (!gd.dataset.watched) {
+      gd.dataset.watched = "yes";
+      Hover.attach(gd, metric, state);
+    }
+    if (!small) {
+      gd.removeAllListeners("plotly_relayout");
+      gd.on("plotly_relayout", (change) => {
+        if (!("annotations" in change) && state.view === "overlay") Curves.endLabels(gd, metric, state);
+      });
+    }
+  }
+
+  async function draw() {
+    read();
+    list();
+    keep();
+    const others = [];
+    if (data.split !== null) others.push(["plot-split", ...Figures.split()]);
+    if (data.served.some((s) => s !== null)) others.push(["plot-served", ...Figures.served(state)]);
+    if (document.getElementById("plot-chosen")) others.push(["plot-chosen", ...Figures.chosen(state)]);
+    for (const metric of data.metrics) await drawMetric(metric);
+    for (const figure of others) await Plotly.react(...figure, config);
+    document.documentElement.dataset.drawn = performance.now().toFixed(0);
+  }
+
+  function swatches() {
+    boxes.forEach((box) => {
+      const i = Number(box.value), line = box.closest("label").querySelector("line");
+      line.setAttribute("stroke", colour(i));
+      line.setAttribute("stroke-width", 2 * width(i));
+      line.setAttribute("stroke-dasharray", dash(i) === "solid" ? "" : dash(i).replaceAll("px", "").replaceAll(",", " "));
     });
-    const figure = layout("client", "class");
-    const every = (n, most) => Math.max(1, Math.ceil(n / most));
-    const ticks = (names, most) => {
-      const at = names.map((_, i) => i).filter((i) => i % every(names.length, most) === 0);
-      return { tickvals: at, ticktext: at.map((i) => plain(names[i])) };
-    };
-    Object.assign(figure.xaxis, ticks(clients, narrow() ? 8 : 25), { range: [-0.7, clients.length - 0.3], zeroline: false });
-    Object.assign(figure.yaxis, ticks(classes, 20), { range: [-0.7, classes.length - 0.3], zeroline: false });
-    const most = Math.min(22, (narrow() ? 300 : 900) / clients.length, 300 / classes.length);
-    return [[{ x, y, text, hoverinfo: "text", type: "scatter", mode: "markers",
-      marker: { size, sizemode: "area", sizeref: (2 * largest) / (most * most), sizemin: 1, color: colours, line: { width: 0 } } }],
-      figure];
   }
 
-  function chosenFigure() {
-    const traces = [];
-    data.chosen.forEach((c, i) => {
-      if (c === null) return;
-      traces.push({ x: c.ranks, y: c.shares, type: "scatter", mode: "lines", visible: !state.hidden.has(i), hoverinfo: "text",
-        name: plain(data.methods[i]), line: { color: colour(i), width: width(i), dash: dash(i), shape: "hvh" },
-        text: c.shares.map((v, k) => `<b>${plain(data.methods[i])}</b><br>client of rank ${c.ranks[k]}: ${(100 * v).toFixed(1)} % of rounds`) });
-    });
-    const figure = layout("client, the most frequent first", "share of rounds");
-    figure.yaxis.tickformat = ".0%";
-    figure.yaxis.rangemode = "tozero";
-    return [traces, figure];
-  }
-
-  function servedFigure() {
-    const traces = [];
-    data.served.forEach((s, i) => {
-      if (s === null) return;
-      traces.push({ x: s.shares, y: s.accuracies, type: "scatter", mode: "lines", visible: !state.hidden.has(i), hoverinfo: "text",
-        name: plain(data.methods[i]), line: { color: colour(i), width: width(i), dash: dash(i) },
-        text: s.accuracies.map((v, k) => `<b>${plain(data.methods[i])}</b><br>worst ${Math.round(100 * s.shares[k])} % of clients: up to ${shown(v)}`) });
-    });
-    const figure = layout("share of clients, the worst first", "accuracy on own data");
-    figure.xaxis.tickformat = ".0%";
-    return [traces, figure];
-  }
-
-  function draw() {
-    const figures = data.metrics.map((metric) => [`plot-${metric.name}`, ...metricFigure(metric)]);
-    if (data.split !== null) figures.push(["plot-split", ...splitFigure()]);
-    if (data.served.some((s) => s !== null)) figures.push(["plot-served", ...servedFigure()]);
-    figures.push(["plot-chosen", ...chosenFigure()]);
-    return Promise.all(figures.map((figure) => Plotly.react(...figure, config))).then(() => {
-      document.documentElement.dataset.drawn = performance.now().toFixed(0);
-    });
-  }
-
-  document.querySelectorAll("input[name=axis]").forEach((input) => input.addEventListener("change", () => {
-    state.axis = input.value;
+  restore();
+  all("input[name=axis], input[name=view], input[name=logX], input[name=logY], input[name=method], select[name=sort]")
+    .forEach((input) => input.addEventListener("change", draw));
+  one("[name=smoothing]").addEventListener("input", draw);
+  one("[name=filter]").addEventListener("input", () => { read(); list(); keep(); });
+  all("button[data-all]").forEach((button) => button.addEventListener("click", () => {
+    for (const box of boxes) {
+      if (box.closest("label").hidden) continue; // the filter limits what the buttons change
+      box.checked = ["show", data.groups[Number(box.value)]].includes(button.dataset.all);
+    }
     draw();
   }));
-  document.querySelectorAll("input[name=method]").forEach((input) => input.addEventListener("change", () => {
-    state.hidden[input.checked ? "delete" : "add"](Number(input.value));
-    draw();
-  }));
-  document.querySelectorAll("button[data-all]").forEach((button) => button.addEventListener("click", () => {
-    document.querySelectorAll("input[name=method]").forEach((input) => {
-      input.checked = ["show", data.groups[Number(input.value)]].includes(button.dataset.all);
-      state.hidden[input.checked ? "delete" : "add"](Number(input.value));
-    });
-    draw();
-  }));
-  document.querySelectorAll(".swatch").forEach((swatch, i) => {
-    const line = swatch.querySelector("line");
-    line.setAttribute("stroke", colour(i));
-    line.setAttribute("stroke-width", 2 * width(i));
-    line.setAttribute("stroke-dasharray", { solid: "", dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[dash(i)]);
-  });
+  swatches();
+  Tables.start();
   for (const query of ["(prefers-color-scheme: dark)", "print", "(max-width: 40rem)"]) {
     window.matchMedia(query).addEventListener("change", draw);
   }
   window.addEventListener("beforeprint", draw);
+  if (data.live) {
+    const reload = () => (document.querySelector(".tip:not([hidden])") ? setTimeout(reload, 1000) : location.reload());
+    setTimeout(reload, 1000 * data.live.every);
+  }
   draw();
 })();

@@ -1,0 +1,56 @@
+"use strict";
+// The figures that are not curves over rounds: the split, participation, accuracy across clients.
+const Figures = (() => {
+  const { data, narrow, plain, shown, tint, colour, dash, width, layout } = Theme;
+
+  function split() {
+    const { clients, classes, points, largest } = data.split;
+    const x = [], y = [], size = [], text = [], colours = [];
+    points.forEach(([i, c, n]) => {
+      x.push(i); y.push(c); size.push(n); colours.push(tint(c));
+      text.push(`client ${clients[i]}, class ${plain(classes[c])}: ${n}`);
+    });
+    const figure = layout("client", "class");
+    const every = (n, most) => Math.max(1, Math.ceil(n / most));
+    const ticks = (names, most) => {
+      const at = names.map((_, i) => i).filter((i) => i % every(names.length, most) === 0);
+      return { tickvals: at, ticktext: at.map((i) => plain(names[i])) };
+    };
+    Object.assign(figure.xaxis, ticks(clients, narrow() ? 8 : 25), { range: [-0.7, clients.length - 0.3] });
+    Object.assign(figure.yaxis, ticks(classes, 20), { range: [-0.7, classes.length - 0.3] });
+    const most = Math.min(22, (narrow() ? 300 : 900) / clients.length, 300 / classes.length);
+    return [[{ x, y, text, hoverinfo: "text", type: "scatter", mode: "markers",
+      marker: { size, sizemode: "area", sizeref: (2 * largest) / (most * most), sizemin: 1, color: colours, line: { width: 0 } } }],
+      figure];
+  }
+
+  function lines(curves, state, x, y, words, more = {}) {
+    const traces = [];
+    for (const i of state.order) {
+      const c = curves[i];
+      if (c === null || state.hidden.has(i)) continue;
+      traces.push({ x: x(c), y: y(c), type: "scatter", mode: "lines", name: plain(data.methods[i]), hoverinfo: "text",
+        line: { color: colour(i), width: width(i), dash: dash(i), ...more },
+        text: y(c).map((v, k) => `<b>${plain(data.methods[i])}</b><br>${words(x(c)[k], v)}`) });
+    }
+    return traces;
+  }
+
+  function chosen(state) {
+    const words = (rank, v) => `client of rank ${rank}: ${(100 * v).toFixed(1)} % of rounds`;
+    const traces = lines(data.chosen, state, (c) => c.ranks, (c) => c.shares, words, { shape: "hvh" });
+    const figure = layout("client, the most frequent first", "share of rounds");
+    Object.assign(figure.yaxis, { tickformat: ".0%", rangemode: "tozero" });
+    return [traces, figure];
+  }
+
+  function served(state) {
+    const words = (share, v) => `worst ${Math.round(100 * share)} % of clients: up to ${shown(v)}`;
+    const traces = lines(data.served, state, (c) => c.shares, (c) => c.accuracies, words);
+    const figure = layout("share of clients, the worst first", "accuracy on own data");
+    figure.xaxis.tickformat = ".0%";
+    return [traces, figure];
+  }
+
+  return { split, chosen, served };
+})();
