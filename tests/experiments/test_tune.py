@@ -213,7 +213,7 @@ def test_comparing_needs_no_packages_of_the_command_line():
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium here")
+@browser.needs_browser
 def test_tuned_methods_are_drawn_first_and_others_on_request(done, tmp_path):
     (tmp_path / "report.html").write_text(page.html(read_study([done[0]])), "utf-8")
     found = browser.ask(

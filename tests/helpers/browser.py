@@ -47,10 +47,11 @@ document.addEventListener("securitypolicyviolation", (e) => faults.push("policy:
 for (const level of ["error", "warn"]) console[level] = (...words) => faults.push(level + ": " + words.join(" "));
 """
 _QUESTIONS = """(async () => {
-  const settled = () => new Promise((done) => setTimeout(done, 120));
+  const pause = (ms) => new Promise((done) => setTimeout(done, ms));
+  const settled = async () => { do await pause(20); while (!document.documentElement.dataset.drawn); };
   const answer = {};
   try {
-    while (!document.documentElement.dataset.drawn) await new Promise((done) => setTimeout(done, 20));
+    await settled();
     %s
   } catch (error) { faults.push("probe: " + error); }
   answer.faults = faults;
@@ -160,3 +161,8 @@ def ask(page: Path, questions: str, width: int = 1280, height: int = 800, dark: 
     one = browser()
     one.open(page, width, height, dark)
     return one.ask(questions)
+
+
+def seconds_to_draw(page: Path) -> float:
+    """Return the time from the start of loading to the last figure."""
+    return float(ask(page, "answer.drawn = document.documentElement.dataset.drawn;")["drawn"]) / 1000

@@ -47,8 +47,8 @@ def controls(study: ReportStudy, axes: dict[str, str]) -> str:
         f"{_radios('Layout', 'view', {'overlay': 'One chart', 'multiples': 'Small multiples'})}"
         '<div class="row"><label><input type="checkbox" name="logX">log x</label>'
         '<label><input type="checkbox" name="logY">log y</label></div>'
-        '<label class="slider"><span>Smoothing: <output id="smoothing-value">off</output></span>'
-        '<input type="range" name="smoothing" min="0" max="10" step="1" value="0"></label>'
+        '<div class="slider"><label for="smoothing">Smoothing:</label> <output id="smoothing-value">off</output>'
+        '<input type="range" id="smoothing" name="smoothing" min="0" max="10" step="1" value="0"></div>'
         f"{_methods(study)}</aside>"
         "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>"
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from ..core.metric_names import is_loss
+from ..experiments.seed_statistics import spread
 from ..experiments.table import ComparisonTable, TableColumn
 
 _HINT = '<p class="swipe" aria-hidden="true">Scroll sideways for more columns →</p>'
@@ -77,6 +80,17 @@ def marked_cells(values: Sequence[float], digits: int, *, lowest: bool = False) 
     """Return a column of numbers with the best, the highest or the lowest, marked."""
     best = _best(values, "lowest" if lowest else "highest")
     return [TableCell(f"{v:.{digits}f}", v, best=v == best) for v in values]
+
+
+def spread_cells(finals: Sequence[Mapping[int, float | None]], metric: str) -> list[TableCell]:
+    """Return a column of mean ± standard deviation of a metric's final values, by method and seed, the best marked."""
+    known = [[v for v in values.values() if v is not None] for values in finals]
+    means = [statistics.fmean(values) if values else None for values in known]
+    best = _best(means, "lowest" if is_loss(metric) else "highest")
+    return [
+        TableCell(spread(values, 4) if values else "", mean, best=best is not None and mean == best)
+        for values, mean in zip(known, means, strict=True)
+    ]
 
 
 def _best(values: Sequence[float | None], which: str | None) -> float | None:

@@ -69,4 +69,4 @@ def _drawn_note(study: ReportStudy) -> str:
         return ""
     which = "the tuned" if drawn == sum(result.tuned is not None for result in study.results) else "the best ones"
     words = f"{drawn} of {total} methods are drawn at first, {which}. Pick others, or choose small multiples."
-    return f'<p class="note">{escape(words)}</p>'
+    return f'<p class="note" id="drawn-first">{escape(words)}</p>'

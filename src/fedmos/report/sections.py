@@ -6,11 +6,10 @@ from html import escape
 
 from ..core.history import METRICS
 from ..evaluation.diagnostics import MEASURES
-from ..experiments.seed_statistics import spread
 from .client_accuracy import ClientAccuracy
 from .curves import Curve
 from .elements import html_figure
-from .html_table import html_table, marked_cells, outcome_table
+from .html_table import html_table, marked_cells, outcome_table, spread_cells
 from .participation import Participation
 from .payload import title
 from .split import SplitFigure
@@ -131,12 +130,11 @@ def methods(study: ReportStudy) -> str:
     fields = ["algorithm", "selection", "local_steps", "local_epochs", "batch_size", "engine", "device", "parameters"]
     infos = [next(iter(result.infos.values())) for result in study.results]
     used = [f for f in fields if any(info.get(f) is not None for info in infos)]
+    finals = [spread_cells([result.final(metric) for result in study.results], metric) for metric in METRICS]
     lines = []
-    for result, info in zip(study.results, infos, strict=True):
+    for result, info, *last in zip(study.results, infos, *finals, strict=True):
         rounds = "/".join(str(n) for n in sorted({len(run) for run in result.runs.values()}))
-        known = [[v for v in result.final(metric).values() if v is not None] for metric in METRICS]
-        finals = [spread(values, 4) if values else "" for values in known]
-        lines.append([result.label, rounds, *finals, *(str(info.get(f, "")) for f in used)])
+        lines.append([result.label, rounds, *last, *(str(info.get(f, "")) for f in used)])
     headings = ["method", "rounds", *(f"final {title(metric)}" for metric in METRICS), *used]
     return html_table("Settings of each method, and the last value of every metric", headings, lines, kind="words")
 

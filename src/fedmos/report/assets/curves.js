@@ -187,9 +187,9 @@ const Curves = (() => {
   function multiples(metric, state) {
     const methods = visible(metric, state), traces = [], range = limits(metric, state, methods);
     const columns = Math.min(methods.length, narrow() ? 2 : 4) || 1, rows = Math.ceil(methods.length / columns) || 1;
-    const height = rows * (narrow() ? 130 : 150) + 50;
+    const height = rows * (narrow() ? 130 : 150) + 90;
     const figure = layout("", "", { height, annotations: [], shapes: [], hovermode: "closest" });
-    figure.margin = { l: narrow() ? 34 : 44, r: 8, t: 22, b: 40 };
+    figure.margin = { l: narrow() ? 34 : 44, r: 8, t: narrow() ? 22 : 50, b: 40 };
     const grey = others(metric, state, methods), gap = { x: 0.02, y: Math.min(0.24 / rows, 0.1) };
     methods.forEach((i, k) => {
       const c = metric.curves[i], n = k === 0 ? "" : k + 1, row = Math.floor(k / columns), column = k % columns;

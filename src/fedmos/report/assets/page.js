@@ -65,6 +65,7 @@
     if (now.some((row, k) => row !== order[k])) place.append(...order);
     rows.forEach((row, i) => { row.hidden = !data.methods[i].toLowerCase().includes(state.filter); });
     const drawn = boxes.length - state.hidden.size;
+    all("#drawn-first").forEach((note) => { note.hidden = drawn === boxes.length; });
     one("#picked").textContent = drawn === boxes.length ? `all ${drawn}` : `${drawn} of ${boxes.length}`;
   }
 
@@ -94,7 +95,10 @@
     }
   }
 
+  let latest = 0; // a change while figures are drawn begins anew
   async function draw() {
+    const own = (latest += 1);
+    delete document.documentElement.dataset.drawn;
     read();
     list();
     keep();
@@ -102,9 +106,9 @@
     if (data.split !== null) others.push(["plot-split", ...Figures.split()]);
     if (data.served.some((s) => s !== null)) others.push(["plot-served", ...Figures.served(state)]);
     if (document.getElementById("plot-chosen")) others.push(["plot-chosen", ...Figures.chosen(state)]);
-    for (const metric of data.metrics) await drawMetric(metric);
-    for (const figure of others) await Plotly.react(...figure, config);
-    document.documentElement.dataset.drawn = performance.now().toFixed(0);
+    for (const metric of data.metrics) if (own === latest) await drawMetric(metric);
+    for (const figure of others) if (own === latest) await Plotly.react(...figure, config);
+    if (own === latest) document.documentElement.dataset.drawn = performance.now().toFixed(0);
   }
 
   function swatches() {
