@@ -6,7 +6,7 @@ import logging
 
 from torch import Tensor
 
-from .batches import Batch
+from .batches import SampleBatch
 from .gradients import Call, LocalGradient
 from .program import CannotCompile
 
@@ -22,7 +22,7 @@ class Batched(LocalGradient):
     mean; the results differ from those of the loop only in rounding.
     """
 
-    def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
         y = y.expand(len(self.chunk.ids), -1)
         sums: tuple[Tensor, Tensor] = (y, y)
         weight = self.weights(batch)
@@ -49,7 +49,7 @@ class Batched(LocalGradient):
         self._record(loss, Call(k, 0, k))
         return y_next
 
-    def _width(self, batch: Batch) -> int:
+    def _width(self, batch: SampleBatch) -> int:
         """Return the number of sample columns per call. Longer batches are split into multiples of a step's batch."""
         columns, of_step = batch.positions.shape[1], self.task.batch_size or 1
         if self.task.loss.batch is not None or self.task.model.mixes_samples:

@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
         return cls(ids.to(device), offsets, sizes.to(device), int(sizes.max()), steps, len(ids))
 
 
-class Batch(NamedTuple):
+class SampleBatch(NamedTuple):
     """Samples of M clients. Row i has size[i] samples; further columns repeat the first."""
 
     positions: Tensor
@@ -76,12 +76,12 @@ class Batches:
         if task.local_steps:  # for all steps together: on a GPU a small operation costs as much as a large one
             self._steps = self._batch(self._order, chunk.n.clamp(max=task.batch_size)[:, None], self._phases())
 
-    def step(self, k: int) -> Batch:
+    def step(self, k: int) -> SampleBatch:
         """Return the batch of step k; a client without such a step keeps its last batch."""
         B = self._task.batch_size
         if B is not None and self._task.local_steps:
             positions, size, weight, phase = self._steps
-            return Batch(positions[:, k], size[:, 0], weight[:, 0], phase[:, k])
+            return SampleBatch(positions[:, k], size[:, 0], weight[:, 0], phase[:, k])
         step = self.K.sub(1).clamp(max=k)
         if B is None:
             return self.all()._replace(phase=step)
@@ -93,12 +93,12 @@ class Batches:
         order = self._order.gather(1, epoch[:, None, None].expand(-1, 1, self._order.shape[2]))[:, 0]
         return self._batch(order.gather(1, columns), size, step)
 
-    def all(self) -> Batch:
+    def all(self) -> SampleBatch:
         """Return all local data, in stored order."""
         positions = torch.arange(self.chunk.width, device=self.n.device).expand(len(self.n), -1)
         return self._batch(positions, self.n, torch.full_like(self.n, FULL))
 
-    def first(self, b: int) -> Batch:
+    def first(self, b: int) -> SampleBatch:
         """Return min(b, n_i) samples without replacement, from a separate random stream."""
         order = self._orders(Purpose.FIRST_BATCH, 1, min(b, self.chunk.width))
         return self._batch(order[:, 0], self.n.clamp(max=b), torch.full_like(self.n, FIRST))
@@ -115,10 +115,10 @@ class Batches:
         """Return the step that each client takes or, without such a step, its last one, (M, steps)."""
         return torch.minimum(self.K.sub(1)[:, None], torch.arange(self.steps, device=self.n.device))
 
-    def _batch(self, positions: Tensor, size: Tensor, phase: Tensor) -> Batch:
+    def _batch(self, positions: Tensor, size: Tensor, phase: Tensor) -> SampleBatch:
         used = torch.arange(positions.shape[-1], device=positions.device) < size[..., None]
         weight = used.to(self._task.model.dtype) / size[..., None]
-        return Batch(torch.where(used, positions, positions[..., :1]), size, weight, phase)
+        return SampleBatch(torch.where(used, positions, positions[..., :1]), size, weight, phase)
 
     def stream(self, purpose: Purpose) -> Tensor:
         """Return each client's random stream in this round, (M,)."""

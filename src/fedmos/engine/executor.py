@@ -18,7 +18,7 @@ from .batches import Chunk
 from .execution_plan import ExecutionPlan
 from .gradients import Call, LocalGradient, samples_taken
 from .graphs import Graphs
-from .job import Job, JobResult, Numbers, Phase, expand_runs, pack, pad_job, unpack
+from .job import Job, JobNumbers, JobResult, Phase, expand_runs, pack, pad_job, unpack
 from .local_update import local_update
 from .loop import Loop
 from .task import Task
@@ -125,7 +125,7 @@ class JobExecutor:
     def _run(
         self, job: Job, packed: Tensor, width: int, steps: int, observer: StepObserver | None
     ) -> tuple[Outputs, list[Call]]:
-        """Run the job's phase. Numbers of the job are read from `packed`, which is on the device."""
+        """Run the job's phase. JobNumbers of the job are read from `packed`, which is on the device."""
         x = expand_runs(job, job.x)
         numbers = unpack(job, packed, x.dtype)
         self.task.model.training_mode()
@@ -144,14 +144,14 @@ class JobExecutor:
         uploads, own = ({n: grad.unrows(v, len(job.ids)) for n, v in vs.items()} for vs in (uploads, own))
         return Outputs(uploads, own, self._sums(job, numbers, uploads, x), _report(job, uploads, own, grad)), grad.calls
 
-    def _gradient(self, job: Job, numbers: Numbers, width: int, steps: int, captured: bool) -> LocalGradient:
+    def _gradient(self, job: Job, numbers: JobNumbers, width: int, steps: int, captured: bool) -> LocalGradient:
         offsets, sizes, _ = self.task.tables
         ids, parallel = numbers.ids, max(job.ctx.S * job.runs, self.plan.chunk)
         chunk = Chunk(ids, offsets[ids], sizes[ids], width, steps, parallel)
         t: Any = numbers.t if captured else job.ctx.t
         return self._kind(self.task, chunk, t)
 
-    def _context(self, job: Job, numbers: Numbers, x: Tensor, grad: LocalGradient, captured: bool) -> ClientContext:
+    def _context(self, job: Job, numbers: JobNumbers, x: Tensor, grad: LocalGradient, captured: bool) -> ClientContext:
         """Build the clients' context. In a captured graph, the round and Σw are tensors; elsewhere Python numbers."""
         ctx, (_, _, importance) = job.ctx, self.task.tables
         t: Any = numbers.t if captured else ctx.t
@@ -171,7 +171,7 @@ class JobExecutor:
             last=grad.rows(numbers.last),
         )
 
-    def _sums(self, job: Job, numbers: Numbers, uploads: Vectors, x: Tensor) -> Vectors:
+    def _sums(self, job: Job, numbers: JobNumbers, uploads: Vectors, x: Tensor) -> Vectors:
         """Sum the uploads of a whole chunk on a GPU. On a CPU, the aggregation adds row by row."""
         if x.device.type == "cpu":
             return {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..rng import Purpose, fold
-from .batches import FIRST, FULL, Batch, Batches, Chunk, sizes_of
+from .batches import FIRST, FULL, Batches, Chunk, SampleBatch, sizes_of
 from .task import Task
 
 
@@ -36,7 +36,7 @@ class LocalGradient:
         self.calls: list[Call] = []
         self._losses: dict[int, Tensor] = {}
 
-    def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
         """Return the mean losses, (M,), and their gradients, shaped as y or with a row per client."""
         raise TypeError(f"{type(self).__name__} must define loss_and_gradient")
 
@@ -50,7 +50,7 @@ class LocalGradient:
     def batch(self, y: Tensor, b: int) -> Tensor:
         return self._compute(y, self.batches.first(b), FIRST, b)
 
-    def _compute(self, y: Tensor, batch: Batch, phase: int, b: int = 0) -> Tensor:
+    def _compute(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
         self._record(loss, Call(phase, b, self.k))
         if self.task.clip is not None:
@@ -79,7 +79,7 @@ class LocalGradient:
         losses = torch.stack(list(self._losses.values()))
         return torch.where(active, losses, 0).sum(0) / active.sum(0)
 
-    def weights(self, batch: Batch) -> Tensor:
+    def weights(self, batch: SampleBatch) -> Tensor:
         """Return the weight of each sample in the loss of its client's batch, (M, L)."""
         loss = self.task.loss
         if loss.uniform or loss.batch is not None:
@@ -87,7 +87,7 @@ class LocalGradient:
         targets = self.task.targets_at(self.chunk.offset[:, None] + batch.positions)
         return loss.weights(targets, batch.weight > 0, self.task.model.dtype)
 
-    def parts(self, batch: Batch, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, slice]]:
+    def parts(self, batch: SampleBatch, width: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, slice]]:
         """Yield the batch in parts of at most `width` columns: inputs, targets, dropout keys, and the columns."""
         dropout = self._keys(Purpose.DROPOUT, batch.phase) if self.task.model.has_dropout else None
         augment = self._keys(Purpose.AUGMENT, batch.phase) if self.task.data.augment is not None else None

@@ -16,7 +16,7 @@ Phase = Literal["prepare", "train"]
 
 
 class Job(NamedTuple):
-    """The input of a chunk of clients. Numbers are float64 on the CPU, vectors on the run's device.
+    """The input of a chunk of clients. JobNumbers are float64 on the CPU, vectors on the run's device.
 
     With several merged runs, each with the same number of clients, x and the vectors of msg are (runs, D) instead of
     (D,), and lr, W and the fields have one entry per run.
@@ -76,7 +76,7 @@ def pad_job(job: Job, M: int) -> Job:
     return job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=zeros)
 
 
-class Numbers(NamedTuple):
+class JobNumbers(NamedTuple):
     """The numbers of a job on the device."""
 
     t: Tensor
@@ -95,7 +95,7 @@ def pack(job: Job) -> Tensor:
     return torch.from_numpy(np.concatenate([np.array([job.ctx.t]), job.ids.numpy(), job.last.numpy(), *floats]))
 
 
-def unpack(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:
+def unpack(job: Job, numbers: Tensor, dtype: torch.dtype) -> JobNumbers:
     """Invert `pack` for any job of the same shape."""
     M = len(job.ids)
     (t,), ids, last, rest = numbers.split([1, M, M, len(numbers) - 1 - 2 * M])
@@ -104,7 +104,7 @@ def unpack(job: Job, numbers: Tensor, dtype: torch.dtype) -> Numbers:
     lr, W, *fields = (expand_runs(job, v[:, None]) for v in of_runs.split(job.runs))
     if job.runs == 1:
         lr, W = lr[0, 0], W[0, 0]
-    return Numbers(
+    return JobNumbers(
         t=t,
         ids=ids,
         last=last[:, None].to(dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .batches import Batch
+from .batches import SampleBatch
 from .gradients import LocalGradient
 
 _SAMPLES_AT_ONCE = 4096
@@ -16,7 +16,7 @@ class Loop(LocalGradient):
 
     ragged = False
 
-    def loss_and_gradient(self, y: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
         n = int(batch.size[0])
         batch = batch._replace(positions=batch.positions[:, :n], weight=batch.weight[:, :n])
         loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)

@@ -11,10 +11,10 @@ requests of all runs and answers those that can be merged together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Generator, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +27,13 @@ from .backend import ModelEvaluator
 from .executor import JobExecutor
 from .job import Job, JobResult, pad_job
 from .local_backend import LocalBackend
+from .merge_requests import EvaluationRequest, JobRequest, ReadRequest, Request, RequestQueue, Rounds
 from .round import DivergenceError
 from .state import FederatedState
 from .task import Task
 from .work_queue import read_values
 
 _log = logging.getLogger("fedmos")
-
-T = TypeVar("T")
 
 _DECLARED = ("server_state", "client_state", "down", "up", "reduce", "prepare_up", "prepare_reduce")
 
@@ -63,53 +62,6 @@ def merge_key(state: FederatedState) -> Hashable:
     except TypeError:  # a field that cannot be compared
         return None
     return key
-
-
-class Request(Generic[T]):
-    """Work that a run waits for. Awaiting it suspends the run's round until the request is answered."""
-
-    def __await__(self) -> Generator[Request[T], T, T]:
-        answer = yield self
-        return answer
-
-
-@dataclass(frozen=True)
-class JobRequest(Request[JobResult]):
-    """Execute a job."""
-
-    job: Job
-
-
-@dataclass(frozen=True)
-class EvaluationRequest(Request[Tensor]):
-    """Evaluate the model x."""
-
-    x: Tensor
-
-
-@dataclass(frozen=True)
-class ReadRequest(Request[list[Tensor]]):
-    """Copy values from the device; with `now`, before any other work is queued."""
-
-    values: Sequence[Tensor]
-    now: bool
-
-
-class RequestQueue:
-    """The work queue of a merged run: every call suspends the round with a request."""
-
-    async def execute(self, job: Job) -> JobResult:
-        return await JobRequest(job)
-
-    async def evaluate(self, x: Tensor) -> Tensor:
-        return await EvaluationRequest(x)
-
-    async def read(self, values: Sequence[Tensor], now: bool = False) -> list[Tensor]:
-        return await ReadRequest(values, now)
-
-
-Rounds = Mapping[int, Coroutine[Request[Any], Any, Record]]
-"""By number of the run, a round to play."""
 
 
 class MergedRuns:

@@ -14,9 +14,9 @@ from ..algorithm import Context, Vectors
 from ..core.history import Record
 from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, complete
 from .cohort import Cohort, SampledCohort
-from .cost import client_down, client_up
 from .executor import check_names, max_abs
-from .round_timing import RoundTiming, Traffic
+from .round_record import describe_round, make_timing
+from .round_timing import RoundTiming
 from .sampling import as_sent
 from .state import FederatedState
 
@@ -88,7 +88,7 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
     # 1. Sample a cohort.
     sampled = state.sampler.draw(state.t, state.x)
     while True:
-        timing = _timing(state, sampled)
+        timing = make_timing(state, sampled)
         # 2. Broadcast the model; 3. clients train; 4. aggregate their uploads.
         training = await train_clients(state, sampled, timing)
         # 5. The server's step.
@@ -97,7 +97,7 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
             # 6. Evaluate the new model.
             metrics = await evaluate_model(state, new) if evaluate else None
             # Until here the device has only been given work. Finish the host's part, then wait for the results.
-            record = describe_round(state, sampled, timing, new)
+            record = describe_round(state, sampled, timing, abandoned=new.update is None)
             state.sampler.prefetch(state.t + 1)
             results = await read_results(state, new, metrics)
             if results.finite or state.policy.check_each:
@@ -262,59 +262,6 @@ def _reports(state: FederatedState, kept: Tensor, losses: Tensor) -> Vectors:
     training = {"loss": losses} if "loss" in names else {}
     at_start = state.backend.reports(state.x, kept, names)
     return training | {name: as_sent(v, state.x) for name, v in at_start.items()}
-
-
-def _timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
-    if state.clock is None:
-        return RoundTiming(None, sampled, None, None)
-    reports = state.sampler.selector.reports
-    traffic = Traffic(
-        down=client_down(state.algorithm, state.wire),
-        up=client_up(state.algorithm, state.t, len(reports), state.wire),
-        wire=state.wire,
-    )
-    return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
-
-
-def describe_round(
-    state: FederatedState, sampled: SampledCohort, timing: RoundTiming, new: RoundState
-) -> dict[str, Any]:
-    """Return the fields of the round's record that are not metrics."""
-    cohort = sampled.cohort
-    down, up = state.backend.traffic((_bytes_down(state, sampled), _bytes_up(state, sampled)))
-    reported = _evaluates_data(state.sampler.selector.reports)
-    return {
-        "round": state.t + 1,
-        "cohort": cohort.ids.tolist(),
-        "weights": cohort.weights.tolist(),
-        "bytes_down": down,
-        "bytes_up": up,
-        "available": sampled.available,
-        "short": sampled.available < (state.m or 1),
-        "probed": sampled.samples + (int(state.task.data.sizes[cohort.ids].sum()) if reported else 0),
-        "late": timing.late + state.backend.late(),
-        "abandoned": new.update is None,
-        "clock": None if state.clock is None else state.clock.now + timing.duration(),
-    }
-
-
-def _evaluates_data(reports: Any) -> bool:
-    """Whether clients evaluate their data for these reports; the training loss needs no extra evaluation."""
-    return any(name != "loss" for name in reports)
-
-
-def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
-    """x is sent once to every probed or sampled client, the rest of the message to sampled ones."""
-    ids, has_model = sampled.cohort.ids, sampled.has_model
-    again = int(torch.isin(ids, has_model).sum()) if len(has_model) else 0
-    vectors = len(has_model) - again
-    return len(ids) * client_down(state.algorithm, state.wire) + vectors * state.wire.vector
-
-
-def _bytes_up(state: FederatedState, sampled: SampledCohort) -> int:
-    each = client_up(state.algorithm, state.t, len(state.sampler.selector.reports), state.wire)
-    probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
-    return len(sampled.cohort.ids) * each + probes
 
 
 def _largest(vectors: list[Tensor]) -> Tensor:

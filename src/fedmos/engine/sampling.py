@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +13,10 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..core.formatting import format_value
-from ..core.rounding import ceil_of
 from ..selection.availability import Always, Availability
 from ..selection.selector import REPORTS, Selector, View
 from .backend import Backend, UnresponsiveClients
 from .cohort import Cohort, Probe, SampledCohort
-from .simulated_clock import System
 from .task import Task
 
 
@@ -300,25 +298,3 @@ def _array(given: Any) -> NDArray[Any]:
 def as_sent(numbers: Tensor, x: Tensor) -> Tensor:
     """Round numbers to the run's dtype, that of x, in which clients send them."""
     return numbers.to(x.dtype).to(torch.float64)
-
-
-def over_selecting(selector: Selector, system: System, N: int) -> Selector:
-    """Return the selector with m increased by the factor `over_select`."""
-    if system.over_select == 1:
-        return selector
-    m = getattr(selector, "m", None)
-    if m is None or not is_dataclass(selector):
-        raise ValueError(f"Cannot over-select with {type(selector).__name__} because it has no m; use over_select=1")
-    more: Selector = replace(selector, m=min(N, ceil_of(system.over_select, m)))
-    return more
-
-
-def cohort_size(selection: Selector, system: System | None, N: int) -> int:
-    """Return the expected number of clients of a round, as far as the selector declares it."""
-    if (m := getattr(selection, "m", None)) is not None:
-        size = ceil_of(1.0 if system is None else system.over_select, m)
-    elif (rate := getattr(selection, "rate", None)) is not None:
-        size = ceil_of(rate, N)
-    else:
-        size = max((len(cohort) for cohort in getattr(selection, "cohorts", ())), default=N)
-    return max(1, min(N, size))

@@ -16,12 +16,13 @@ from ..selection.availability import Availability
 from ..selection.selector import Selector
 from .backend import Backend
 from .cohort import Cohort
+from .cohort_size import over_selecting
 from .cost import Wire
 from .declaration import shapes
 from .lr_schedule import Decay, decayed
 from .rank_exchange import collect_states
 from .ranks import Ranks
-from .sampling import CohortSampler, over_selecting
+from .sampling import CohortSampler
 from .simulated_clock import System
 from .snapshot import Snapshot
 from .task import Task

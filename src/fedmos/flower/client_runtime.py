@@ -17,11 +17,11 @@ from ..core.formatting import format_value
 from ..core.precision import arithmetic
 from ..data.federated import FederatedData
 from ..engine.client_store import ClientStore
+from ..engine.cohort_size import cohort_size
 from ..engine.declaration import check_declaration, shapes
 from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
-from ..engine.sampling import cohort_size
 from ..engine.state import initial_client_state
 from ..engine.task import on_device
 from ..engine.task_check import check_fit

@@ -15,8 +15,8 @@ from ..core.history import METRICS
 from ..core.metric_names import target_rule
 from ..core.precision import Precision
 from ..core.validation import require, suggest
+from ..engine.cohort_size import over_selecting
 from ..engine.lr_schedule import decayed
-from ..engine.sampling import over_selecting
 from ..engine.simulated_clock import Clock
 from ..engine.task import Task
 from .spec import RunSpec

@@ -15,13 +15,13 @@ from ..core.callback import Callback
 from ..core.history import History, Record, reached
 from ..core.precision import arithmetic
 from ..engine.backend import complete
+from ..engine.cohort_size import cohort_size
 from ..engine.declaration import check_declaration
 from ..engine.execution_plan import ExecutionPlan, choose_plan, override, resumed_plan
 from ..engine.local_backend import LocalBackend
 from ..engine.malloc import keep_memory
 from ..engine.ranks import Ranks, join
 from ..engine.round import DivergenceError, play_round
-from ..engine.sampling import cohort_size
 from ..engine.state import FederatedState
 from ..engine.task import DeviceCache, Task, on_device
 from ..engine.task_check import check_fit

@@ -1,0 +1,66 @@
+"""The bytes, times and other facts of a round that its record contains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .cohort import SampledCohort
+from .cost import client_down, client_up
+from .round_timing import RoundTiming, Traffic
+from .state import FederatedState
+
+
+def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
+    """Return the timing of a round, before any client has trained."""
+    if state.clock is None:
+        return RoundTiming(None, sampled, None, None)
+    reports = state.sampler.selector.reports
+    traffic = Traffic(
+        down=client_down(state.algorithm, state.wire),
+        up=client_up(state.algorithm, state.t, len(reports), state.wire),
+        wire=state.wire,
+    )
+    return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
+
+
+def describe_round(
+    state: FederatedState, sampled: SampledCohort, timing: RoundTiming, abandoned: bool
+) -> dict[str, Any]:
+    """Return the fields of the round's record that are not metrics."""
+    cohort = sampled.cohort
+    down, up = state.backend.traffic((_bytes_down(state, sampled), _bytes_up(state, sampled)))
+    reported = _evaluates_data(state.sampler.selector.reports)
+    return {
+        "round": state.t + 1,
+        "cohort": cohort.ids.tolist(),
+        "weights": cohort.weights.tolist(),
+        "bytes_down": down,
+        "bytes_up": up,
+        "available": sampled.available,
+        "short": sampled.available < (state.m or 1),
+        "probed": sampled.samples + (int(state.task.data.sizes[cohort.ids].sum()) if reported else 0),
+        "late": timing.late + state.backend.late(),
+        "abandoned": abandoned,
+        "clock": None if state.clock is None else state.clock.now + timing.duration(),
+    }
+
+
+def _evaluates_data(reports: Any) -> bool:
+    """Whether clients evaluate their data for these reports; the training loss needs no extra evaluation."""
+    return any(name != "loss" for name in reports)
+
+
+def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
+    """x is sent once to every probed or sampled client, the rest of the message to sampled ones."""
+    ids, has_model = sampled.cohort.ids, sampled.has_model
+    again = int(torch.isin(ids, has_model).sum()) if len(has_model) else 0
+    vectors = len(has_model) - again
+    return len(ids) * client_down(state.algorithm, state.wire) + vectors * state.wire.vector
+
+
+def _bytes_up(state: FederatedState, sampled: SampledCohort) -> int:
+    each = client_up(state.algorithm, state.t, len(state.sampler.selector.reports), state.wire)
+    probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
+    return len(sampled.cohort.ids) * each + probes
