@@ -19,6 +19,7 @@ from ..kernels.pooling import replace_pooling
 from ..rng import fold
 from .dropout import Site, replace_dropout
 from .functional_dropout import FunctionalDropout
+from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
 from .module_kind import check_batch_norm, plain_module
 from .precision import Precision
@@ -48,6 +49,7 @@ class FlatModel:
         dtype: torch.dtype,
         precision: Precision = None,
         outputs: OutputFunction | None = None,
+        layout: InputLayout | None = None,
     ) -> None:
         """Make the copy, in training mode.
 
@@ -57,12 +59,15 @@ class FlatModel:
             dtype: The dtype of the parameters and outputs.
             precision: The precision of products.
             outputs: Takes the tensor of outputs from what the module returns; by default as `pick_output`.
+            layout: The inputs of a module that takes several, as keyword arguments.
         """
         model = plain_module(model)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not trainable:
             raise ValueError("Cannot train the model because it has no trainable parameters")
-        self._original = model
+        self._original, self.layout = model, layout
+        if layout is not None:
+            layout.check(model)
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         self._dropout = replace_dropout(self.module)
         self._flags, self._output_function = TrainingFlags(self.module), outputs
@@ -127,6 +132,8 @@ class FlatModel:
             held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not (k[0] == "_" and not v)}
             plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k not in _DROPOUT_OWN)
             digest.update(repr((name, type(module).__qualname__, type(module).__module__, plain)).encode())
+        if self.layout is not None:
+            digest.update(repr(self.layout).encode())
         if self._output_function is not None:
             digest.update(_attribute_key(self._output_function, here).encode())
         trainable = {place for places in self._places for place in places}
@@ -162,7 +169,11 @@ class FlatModel:
             if self.functional_sites is not None:
                 replaced = FunctionalDropout(fold(keys, len(self._dropout)), self.functional_sites)
         with self._autocast(), replaced:
-            returned = functional_call(self.module, values, (inputs,), tie_weights=False)
+            if self.layout is None:
+                returned = functional_call(self.module, values, (inputs,), tie_weights=False)
+            else:
+                named = self.layout.unpack(inputs, self.dtype)
+                returned = functional_call(self.module, values, (), named, tie_weights=False)
         return pick_output(returned, self._output_function).to(self.dtype)
 
     def _autocast(self) -> torch.autocast:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.formatting import format_value, one_line
+from ..core.input_layout import InputLayout
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Inputs and targets of the same samples."""
@@ -33,7 +34,7 @@ def importance_of(sizes: Tensor, importance: Any = None) -> Tensor:
     if importance is None:
         return sizes.to(torch.float64) / int(sizes.sum())
     try:
-        given = _plain(importance)
+        given = plain(importance)
         if given.dtype.kind not in "biuf":
             raise TypeError(str(given.dtype))
         p = torch.as_tensor(given.astype(np.float64))
@@ -60,22 +61,53 @@ def is_index(index: Tensor, samples: int) -> bool:
     return well_formed and int(index.min()) >= 0 and int(index.max()) < samples
 
 
-def client_arrays(clients: Any, test: Any) -> tuple[list[Pair], Pair | None]:
+def client_arrays(clients: Any, test: Any, name: str = "x") -> tuple[list[Pair], Pair | None]:
     """Convert the pairs (x, y) of the clients and of the test set to arrays.
 
-    Raises ValueError if they are invalid or of different shapes or kinds of numbers.
+    Raises ValueError if they are invalid or of different shapes or kinds of numbers; `name` is that of x in errors.
     """
     if not isinstance(clients, Iterable):
         raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
-    pairs = [_pair(pair, f"client {i}") for i, pair in enumerate(clients)]
+    pairs = [_pair(pair, f"client {i}", name) for i, pair in enumerate(clients)]
     if not pairs:
         raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
-    tested = None if test is None else _pair(test, "the test set")
+    tested = None if test is None else _pair(test, "the test set", name)
     for i, pair in enumerate(pairs):
-        _check_alike(pair, pairs[0], f"client {i}")
+        _check_alike(pair, pairs[0], f"client {i}", name)
     if tested is not None:
-        _check_alike(tested, pairs[0], "the test set")
+        _check_alike(tested, pairs[0], "the test set", name)
     return pairs, tested
+
+
+def several_inputs(clients: list[Any], test: Any) -> tuple[InputLayout, list[Pair], Pair | None]:
+    """Convert pairs (dictionary of inputs, y) to pairs (one row per sample, y).
+
+    Returns:
+        The layout of a row, the pairs of the clients, and the pair of the test set.
+
+    Raises:
+        ValueError: If the inputs are invalid, or differ between clients.
+    """
+    sources = [*clients, *([] if test is None else [test])]
+    names = list(sources[0][0])
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"FederatedData: the names of inputs must be strings, got {format_value(names)}")
+    for i, pair in enumerate(sources):
+        owner = f"client {i}" if i < len(clients) else "the test set"
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], Mapping):
+            raise ValueError(f"FederatedData: {owner} must be a pair (inputs by name, y), like client 0")
+        if set(pair[0]) != set(names):
+            got = ", ".join(map(str, pair[0]))
+            raise ValueError(f"FederatedData: {owner} must have the inputs {', '.join(names)} of client 0, got {got}")
+    arrays: list[dict[str, np.ndarray]] = [{} for _ in sources]
+    for name in names:
+        pairs, _ = client_arrays([(x[name], y) for x, y in sources], None, f"x[{name!r}]")
+        kind = np.result_type(*(x for x, _ in pairs))
+        for own, (x, _) in zip(arrays, pairs, strict=True):
+            own[name] = x.astype(kind)
+    layout = InputLayout.of(arrays[0])
+    packed = [(layout.pack(own), y) for own, (_, y) in zip(arrays, pairs, strict=True)]
+    return layout, packed[: len(clients)], None if test is None else packed[-1]
 
 
 def client_names(names: Any, clients: int) -> list[str] | None:
@@ -91,19 +123,19 @@ def client_names(names: Any, clients: int) -> list[str] | None:
     return [str(name) for name in given]
 
 
-def _pair(pair: Any, owner: str) -> Pair:
+def _pair(pair: Any, owner: str, name: str) -> Pair:
     """Convert a pair (x, y) of array-likes to arrays. Raises ValueError that names `owner` if it is invalid."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ValueError(f"FederatedData: {owner} must be a pair (x, y), got {type(pair).__name__}")
-    x, y = _array(pair[0], "x", owner), _array(pair[1], "y", owner)
+    x, y = _array(pair[0], name, owner), _array(pair[1], "y", owner)
     if len(x) != len(y):
-        raise ValueError(f"FederatedData: x and y of {owner} must be equally long, got {len(x)} and {len(y)}")
+        raise ValueError(f"FederatedData: {name} and y of {owner} must be equally long, got {len(x)} and {len(y)}")
     if len(x) == 0:
         raise ValueError(f"FederatedData: {owner} must have at least one sample, got none")
     return x, y
 
 
-def _plain(value: Any) -> np.ndarray:
+def plain(value: Any) -> np.ndarray:
     """Convert an array-like to a NumPy array."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().resolve_conj().resolve_neg()
@@ -117,8 +149,13 @@ def _plain(value: Any) -> np.ndarray:
 
 def _array(value: Any, name: str, owner: str) -> np.ndarray:
     what = f"FederatedData: {name} of {owner} must"
+    lengths = {len(v) for v in value if hasattr(v, "__len__")} if isinstance(value, list | tuple) else set()
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{what} be an array of numbers, got sequences of length {min(lengths)} to {max(lengths)}; use padding=0"
+        )
     try:
-        a = _plain(value)
+        a = plain(value)
         if a.ndim == 0 or a.dtype.kind not in "biuf":
             raise ValueError(f"{what} be an array of numbers, got {a.dtype} of shape {a.shape}")
         if 0 in a.shape[1:]:
@@ -139,9 +176,9 @@ def _array(value: Any, name: str, owner: str) -> np.ndarray:
         ) from None
 
 
-def _check_alike(pair: Pair, first: Pair, owner: str) -> None:
+def _check_alike(pair: Pair, first: Pair, owner: str, x_name: str) -> None:
     """Raise ValueError unless the samples of `pair` have the shape and kind of number of client 0's."""
-    for name, a, b in zip("xy", pair, first, strict=True):
+    for name, a, b in zip((x_name, "y"), pair, first, strict=True):
         if a.shape[1:] != b.shape[1:] or (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             raise ValueError(
                 f"FederatedData: {name} of {owner} must be like client 0's, {_description(b)}, got {_description(a)}"

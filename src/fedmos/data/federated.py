@@ -6,23 +6,27 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.input_layout import InputLayout
 from ..core.validation import suggest
-from .arrays import client_arrays, client_names, importance_of, is_index, is_offsets, offsets_of
+from .arrays import client_arrays, client_names, importance_of, is_index, is_offsets, offsets_of, several_inputs
 from .augment import Augment
 from .importers.methods import Importers
 from .normalize import Normalize
+from .padding import Padding
 
 if TYPE_CHECKING:
     from .describe import Description
     from .importers.encoding import Encoding
 
 Arrays = tuple[Tensor, Tensor]
+Inputs = Tensor | dict[str, Tensor]
+"""One input per sample, or several by name."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +63,8 @@ class FederatedData(Importers):
     """The names of the classes."""
     encoding: Encoding | None = None
     """How the columns of a table became the inputs; `encoding.transform(table)` applies it to new rows."""
+    layout: InputLayout | None = None
+    """The names and types of several inputs per sample, which x has in one row; `layout.unpack(x)` returns them."""
 
     @classmethod
     def from_arrays(
@@ -67,16 +73,27 @@ class FederatedData(Importers):
         test: tuple[Any, Any] | None = None,
         importance: Any = None,
         names: Sequence[str] | None = None,
+        *,
+        padding: float | None = None,
+        mask: str | None = None,
+        lengths: str | None = None,
     ) -> FederatedData:
         """Create a federation from arrays.
 
-        Arrays keep their dtype; floating-point arrays are cast to the run's dtype when they are used.
+        Arrays keep their dtype; floating-point arrays are cast to the run's dtype when they are used. A sample can have
+        several inputs: x_i is then a dictionary of array-likes, which the model's `forward` receives as keyword
+        arguments of the same names.
 
         Args:
             clients: One pair (x_i, y_i) of array-likes per client, or a dictionary of such pairs by the client's name.
             test: A pair of array-likes for the test set.
             importance: One number ≥ 0 per client, scaled to sum one (default: the number of samples).
             names: The names of the clients.
+            padding: Appended to sequences that are shorter than the longest, where x_i has a list of sequences of
+                unequal length. Target sequences are padded with −100, which losses and accuracies ignore.
+            mask: The name of an additional input, (n, length), that is true where there is no padding. Without names of
+                its own, the padded input is called "x".
+            lengths: The name of an additional input, (n,), with the lengths of the sequences.
 
         Returns:
             A `FederatedData`.
@@ -91,7 +108,12 @@ class FederatedData(Importers):
         """
         if isinstance(clients, Mapping):
             clients, names = list(clients.values()), [str(name) for name in clients] if names is None else names
-        pairs, tested = client_arrays(clients, test)
+        clients, test = _pad(clients, test, padding, mask, lengths)
+        layout = None
+        if isinstance(clients, list) and clients and _has_several(clients[0]):
+            layout, pairs, tested = several_inputs(clients, test)
+        else:
+            pairs, tested = client_arrays(clients, test)
         sizes = torch.tensor([len(x) for x, _ in pairs])
         return cls(
             x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),  # in the widest dtype of the clients
@@ -101,9 +123,15 @@ class FederatedData(Importers):
             importance=importance_of(sizes, importance),
             test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
             names=client_names(names, len(pairs)),
+            layout=layout,
         )
 
     def __post_init__(self) -> None:
+        if self.layout is not None and (self.normalize is not None or self.augment is not None):
+            raise ValueError(
+                "Cannot normalise or augment samples with several inputs; use inputs that are normalised already, or "
+                "do it in the model"
+            )
         if self.normalize is not None:
             object.__setattr__(self, "normalize", self.normalize.resolved(self.x))
 
@@ -154,15 +182,22 @@ class FederatedData(Importers):
         """Number of samples n_i of each client."""
         return self.offsets.diff()
 
-    def inputs(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    @overload
+    def inputs(self, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor: ...
+    @overload
+    def inputs(self, x: Inputs, dtype: torch.dtype = torch.float32) -> Inputs: ...
+    def inputs(self, x: Inputs, dtype: torch.dtype = torch.float32) -> Inputs:
         """Return stored inputs as the model receives them: normalised and in the run's dtype."""
+        if isinstance(x, Mapping):
+            return {name: v.to(dtype) if v.is_floating_point() else v for name, v in x.items()}
         if self.normalize is not None:
             return self.normalize(x, dtype)
         return x.to(dtype) if x.is_floating_point() else x
 
     def fingerprint(self) -> str:
         """Return a hash of the partition, all targets, and about a thousand training and test inputs each."""
-        digest = hashlib.sha256(repr((self.normalize, self.augment)).encode())
+        declared = (self.normalize, self.augment) if self.layout is None else self.layout
+        digest = hashlib.sha256(repr(declared).encode())
         samples = [(self.x, self.y), *([] if self.test is None else [self.test])]
         some = [part for x, y in samples for part in (y, x[:: max(1, len(x) // 1000)])]
         for part in (self.offsets, self.importance, self.index, *some):
@@ -174,13 +209,20 @@ class FederatedData(Importers):
         """Return the number and, if it has one, the name of client i, for messages."""
         return f"{i} ({self.names[i]!r})" if self.names is not None else str(i)
 
-    def client(self, i: int | str) -> Arrays:
+    def client(self, i: int | str) -> tuple[Any, Tensor]:
         """Return the stored inputs and targets of a client, given by number or name.
+
+        Several inputs per sample are a dictionary of tensors.
 
         Raises:
             IndexError: If there is no client i.
             KeyError: If there is no client of that name.
         """
+        x, y = self.stored(i)
+        return (x if self.layout is None else self.layout.unpack(x)), y
+
+    def stored(self, i: int | str) -> Arrays:
+        """Return the rows of x and y of a client, as `client` but with several inputs in one row."""
         if isinstance(i, str):
             if i not in (self.names or ()):
                 raise KeyError(f"FederatedData: there is no client {i!r}{suggest(i, self.names or ())}")
@@ -190,3 +232,22 @@ class FederatedData(Importers):
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         where: Any = span if self.index is None else self.index[span]
         return self.x[where], self.y[where]
+
+
+def _pad(clients: Any, test: Any, value: float | None, mask: str | None, lengths: str | None) -> tuple[Any, Any]:
+    """Return the clients as a list where possible, and the test set; sequences are padded if there is a `value`."""
+    if isinstance(clients, Iterable):
+        clients = list(clients)
+    if value is None:
+        if mask is not None or lengths is not None:
+            raise ValueError("FederatedData: 'padding' must be given with 'mask' or 'lengths', got None")
+        return clients, test
+    pairs = [*clients, *([] if test is None else [test])] if isinstance(clients, list) else []
+    if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        return clients, test  # refused later
+    padded = Padding(value, mask, lengths)(pairs)
+    return padded[: len(clients)], None if test is None else padded[-1]
+
+
+def _has_several(pair: Any) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Mapping)

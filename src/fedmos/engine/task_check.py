@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def check_fit(task: Task) -> None:
         raise ValueError(
             f"Cannot train the model because it must return a tensor with a row per sample, got {tuple(outputs.shape)}"
         )
-    with _model_errors(inputs):
+    with _model_errors(task, inputs):
         try_model(task.model, inputs)
     if task.loss.named == "cross_entropy":
         _check_labels(task, outputs, targets)
@@ -60,26 +61,30 @@ def check_fit(task: Task) -> None:
 
 
 def _outputs(task: Task, inputs: Tensor) -> Tensor:
-    with _model_errors(inputs), task.model.evaluation_mode():
+    with _model_errors(task, inputs), task.model.evaluation_mode():
         return task.model(task.model.initial(), inputs)
 
 
 @contextmanager
-def _model_errors(inputs: Tensor) -> Iterator[None]:
+def _model_errors(task: Task, inputs: Tensor) -> Iterator[None]:
     """Attribute an error to the model and the shape of its inputs."""
     try:
         yield
     except UnsuitableModel:
         raise
     except Exception as error:  # whatever a user's forward raises, it is about these inputs
-        raise ValueError(
-            f"Cannot run the model on samples of shape {tuple(inputs.shape[1:])} ({inputs.dtype}) because it fails "
-            f"there: {one_line(str(error))}"
-        ) from error
+        layout = task.data.layout
+        what = f"samples of shape {tuple(inputs.shape[1:])} ({inputs.dtype})" if layout is None else f"inputs {layout}"
+        raise ValueError(f"Cannot run the model on {what} because it fails there: {one_line(str(error))}") from error
 
 
 def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:
     """Return the samples with the smallest and the largest value, if values are indices of an embedding."""
+    if (layout := task.data.layout) is not None:
+        alone = replace(task, data=replace(task.data, layout=None))
+        return torch.cat([_extremes(v, index, alone) for v in layout.unpack(x).values()])
+    if x.dtype == torch.bool:
+        return torch.zeros(1, dtype=torch.int64)
     if x.is_floating_point() or task.data.normalize is not None:
         return torch.zeros(1, dtype=torch.int64)
     rows = x.flatten(1) if x.ndim > 1 else x[:, None]
@@ -101,7 +106,8 @@ def _check_finite(task: Task) -> None:
         raise ValueError("Cannot train the model because its initial weights are not finite; use a new model")
     most, data = torch.finfo(task.model.dtype).max, task.data
     for part, pair in (("training", (data.x, data.y)), ("test", data.test or ())):
-        for v in pair:
+        inputs = [v for x in pair[:1] for v in data.layout.unpack(x).values()] if data.layout is not None else pair[:1]
+        for v in (*inputs, *pair[1:]):
             if not v.is_floating_point():
                 continue
             largest = max((float(end.double().abs()) for end in torch.aminmax(v)), key=lambda w: (math.isnan(w), w))

@@ -153,7 +153,7 @@ def preload(config: Given) -> None:
 
 def client_part(data: FederatedData, i: int) -> FederatedData:
     """Return the federated data of client i alone."""
-    x, y = data.client(i)
+    x, y = data.stored(i)
     return replace(
         data,
         x=x,
@@ -169,7 +169,7 @@ def client_part(data: FederatedData, i: int) -> FederatedData:
 def server_part(data: FederatedData) -> FederatedData:
     """Return the part that the server needs: the clients' sizes and the test set. One sample replaces all others."""
     n = int(data.offsets[-1])
-    x, y = data.client(0)
+    x, y = data.stored(0)
     return replace(data, x=x[:1], y=y[:1], index=torch.zeros(1, dtype=torch.int64).expand(n), augment=None)
 
 

@@ -23,7 +23,7 @@ def build_task(
     `origin` holds the seed and the number of each client where `data` is a part of the federation.
     """
     task = Task(
-        model=FlatModel(spec.model, device, spec.dtype, spec.precision, spec.outputs),
+        model=FlatModel(spec.model, device, spec.dtype, spec.precision, spec.outputs, data.layout),
         data=data,
         loss=Loss(spec.loss),
         seed=spec.seed,

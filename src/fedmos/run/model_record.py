@@ -11,6 +11,7 @@ from torch import nn
 
 from ..core.architecture import architecture_hash, constants_hash
 from ..core.flat_model import FlatModel
+from ..core.input_layout import InputLayout
 from ..core.module_kind import plain_module
 from ..data.importers.encoding import Encoding
 from ..data.normalize import Normalize
@@ -37,6 +38,8 @@ class ModelRecord:
     """See `architecture_hash`."""
     constants: str | None = None
     """See `constants_hash`."""
+    layout: InputLayout | None = None
+    """The inputs of a model that takes several."""
 
     @classmethod
     def of(cls, spec: RunSpec, task: Task) -> ModelRecord:
@@ -51,6 +54,7 @@ class ModelRecord:
             encoding=data.encoding,
             architecture=architecture_hash(model),
             constants=constants_hash(model, spec.dtype),
+            layout=data.layout,
         )
 
     @classmethod
@@ -67,6 +71,7 @@ class ModelRecord:
             encoding=None if table.get("encoding") is None else Encoding.from_dict(table["encoding"]),
             architecture=table["architecture"],
             constants=table["constants"],
+            layout=InputLayout.from_json(table["layout"]) if "layout" in table else None,
         )
 
     @classmethod
@@ -89,6 +94,7 @@ class ModelRecord:
             "encoding": None if self.encoding is None else self.encoding.to_dict(),
             "architecture": self.architecture,
             "constants": self.constants,
+            **({} if self.layout is None else {"layout": self.layout.to_json()}),
         }
 
 

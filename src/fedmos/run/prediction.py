@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
+from ..core.input_layout import InputLayout
 from ..core.model_outputs import OutputFunction
 from ..core.precision import Precision, arithmetic
 from ..engine.inference import most_at_once
@@ -48,7 +49,7 @@ class Predictor:
                 f"Cannot predict because the run's function outputs={info['outputs']} is not saved with it; "
                 "use Result.load(path, model, outputs=...)"
             )
-        self._model = FlatModel(model, self.device, dtype_of(info), precision, outputs)
+        self._model = FlatModel(model, self.device, dtype_of(info), precision, outputs, record.layout)
         self._params = params.to(self.device, self._model.dtype)
 
     def __call__(self, x: Any) -> Tensor:
@@ -87,6 +88,8 @@ def as_stored(x: Any, record: ModelRecord) -> Tensor:
         ValueError: If samples have another shape, or values that the dtype cannot hold: normalised pixels where the
             federation has bytes, for example.
     """
+    if record.layout is not None:
+        return _packed(x, record.layout)
     table = not isinstance(x, Tensor | np.ndarray) and hasattr(x, "columns")
     raw = record.encoding.transform(x) if record.encoding is not None and table else _as_tensor(x)
     if record.shape is not None and tuple(raw.shape[1:]) != record.shape:
@@ -103,6 +106,25 @@ def as_stored(x: Any, record: ModelRecord) -> Tensor:
             "cannot hold their values; use inputs as they were before normalisation"
         )
     return stored
+
+
+def _packed(x: Any, layout: InputLayout) -> Tensor:
+    """Return a dictionary of inputs as the rows of a federation with several inputs."""
+    if not isinstance(x, Mapping) or set(x) != set(layout.names):
+        raise ValueError(f"predict: 'x' must be a dictionary with the inputs {', '.join(layout.names)}")
+    arrays = {}
+    for field in layout.fields:
+        given = _as_tensor(x[field.name]).cpu()
+        stored = given.to(getattr(torch, field.dtype))
+        if tuple(given.shape[1:]) != field.shape:
+            got = tuple(given.shape[1:])
+            raise ValueError(f"predict: x[{field.name!r}] must have samples of shape {field.shape}, got {got}")
+        if not stored.is_floating_point() and not torch.equal(stored.to(given.dtype), given):
+            raise ValueError(f"predict: x[{field.name!r}] must hold {field.dtype}, got other {_name(given.dtype)}")
+        arrays[field.name] = stored.numpy()
+    if len({len(a) for a in arrays.values()}) > 1:
+        raise ValueError("predict: the inputs in 'x' must be equally long")
+    return torch.from_numpy(layout.pack(arrays))
 
 
 def _as_tensor(x: Any) -> Tensor:

@@ -117,7 +117,7 @@ def heterogeneity(
         algorithm = FedAvg(lr=lr)
     device = torch.device(device)
     task = Task(
-        model=FlatModel(model, device, dtype),
+        model=FlatModel(model, device, dtype, layout=data.layout),
         data=on_device(data, device, dtype),
         loss=Loss(loss),
         seed=seed,
