@@ -233,3 +233,15 @@ def test_sequences_that_cannot_be_padded_get_a_sentence(clients, options, senten
     with pytest.raises(ValueError) as error:
         fm.FederatedData.from_arrays(clients, **options)
     assert sentence in str(error.value)
+
+
+# Deployed
+
+
+def test_a_deployment_trains_as_the_simulation(tmp_path):
+    pytest.importorskip("flwr")
+    from helpers.flower_runs import Deployed, arguments, assert_same
+
+    data, _ = federation()
+    given = arguments(model=Masked(), data=data, selection=fm.Full(), rounds=2)
+    assert_same(Deployed(tmp_path, given).run(), fm.run(**given))
