@@ -26,11 +26,18 @@ def report(
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
     target: Target = None,
     baseline: Baseline = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Write the report again as rounds end, until the comparison is complete.")
+    ] = False,
 ) -> None:
-    """Write one HTML file about runs: the table, curves over rounds, bytes and time, the split, the configuration.
+    """Write one HTML file about runs: curves over rounds, bytes and time, the table, the split, the configuration.
 
     Runs that differ only in their seed become one method. Runs on different data or with different targets are refused.
+    With --watch, the folder may be that of a comparison or run that is still running; the page reloads itself.
     """
+    if watch:
+        _watch(runs, out, target, baseline)
+        return
     from ..report.page import html
     from ..report.study import parse_target, read_study
     from ..storage.files import replace_file, storage_errors
@@ -39,6 +46,22 @@ def report(
     with storage_errors(f"write {out}", "use another name"):
         replace_file(out, page.encode())
     console.print(f"Report: {out}", highlight=False, markup=False)
+
+
+def _watch(runs: list[Path], out: Path, target: str | None, baseline: str | None) -> None:
+    from ..report.study import parse_target
+    from ..report.watch import watch
+
+    if len(runs) > 1:
+        raise ValueError(f"Cannot watch {len(runs)} folders at once; use --watch with one")
+
+    def echo(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    try:
+        watch(runs[0], out, parse_target(target), baseline, echo=echo)
+    except KeyboardInterrupt:
+        echo(f"Stopped. The report so far: {out}" if out.exists() else "Stopped before the first round.")
 
 
 def plot(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from html import escape
 
-from ..core.history import METRICS
 from ..evaluation.diagnostics import MEASURES
 from . import sections
 from .answer import answer
@@ -26,7 +25,7 @@ def html(study: ReportStudy) -> str:
     split = split_figure(study) if study.progress is None else "It is shown when the comparison is complete."
     data = payload(study, curves, axes, split, accuracies, participations)
     methods = [result.label for result in study.results]
-    (first, lines), *others = ((metric, lines) for metric, lines in curves.items() if metric in METRICS)
+    (first, lines), *others = ((metric, lines) for metric, lines in curves.items() if metric not in MEASURES)
     rest = [
         "<h2>What each method needs</h2>",
         sections.outcome(study),

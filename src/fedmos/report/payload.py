@@ -34,11 +34,17 @@ def title(metric: str) -> str:
     return _TITLES.get(metric, metric.replace("_", " "))
 
 
+def metrics_of(study: ReportStudy) -> list[str]:
+    """Return the metrics of every run, then those that the user has given."""
+    own = [name for result in study.results for run in result.runs.values() for name in run.metric_names]
+    return list(dict.fromkeys([*METRICS, *own]))
+
+
 def all_curves(study: ReportStudy) -> tuple[dict[str, list[Curve]], dict[str, str]]:
     """Return the curves of every measured metric, the target's first, and the horizontal axes that they have."""
     results, first = study.results, study.table.metric
     measured = {name for result in results for run in result.runs.values() for r in run for name in r.diagnostics or ()}
-    order = [first, *(m for m in METRICS if m != first), *(m for m in MEASURES if m in measured)]
+    order = [first, *(m for m in metrics_of(study) if m != first), *(m for m in MEASURES if m in measured)]
     curves = {metric: [curve(result, metric) for result in results] for metric in order}
     curves = {metric: lines for metric, lines in curves.items() if any(line.rounds for line in lines)}
     clocked = any(line.seconds is not None for lines in curves.values() for line in lines)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from html import escape
 
-from ..core.history import METRICS
 from ..evaluation.diagnostics import MEASURES
 from .client_accuracy import ClientAccuracy
 from .curves import Curve
 from .elements import html_figure
 from .html_table import html_table, marked_cells, outcome_table, spread_cells
 from .participation import Participation
-from .payload import title
+from .payload import metrics_of, title
 from .split import SplitFigure
 from .study import ReportStudy
 
@@ -130,12 +129,13 @@ def methods(study: ReportStudy) -> str:
     fields = ["algorithm", "selection", "local_steps", "local_epochs", "batch_size", "engine", "device", "parameters"]
     infos = [next(iter(result.infos.values())) for result in study.results]
     used = [f for f in fields if any(info.get(f) is not None for info in infos)]
-    finals = [spread_cells([result.final(metric) for result in study.results], metric) for metric in METRICS]
+    metrics = metrics_of(study)
+    finals = [spread_cells([result.final(metric) for result in study.results], metric) for metric in metrics]
     lines = []
     for result, info, *last in zip(study.results, infos, *finals, strict=True):
         rounds = "/".join(str(n) for n in sorted({len(run) for run in result.runs.values()}))
         lines.append([result.label, rounds, *last, *(str(info.get(f, "")) for f in used)])
-    headings = ["method", "rounds", *(f"final {title(metric)}" for metric in METRICS), *used]
+    headings = ["method", "rounds", *(f"final {title(metric)}" for metric in metrics), *used]
     return html_table("Settings of each method, and the last value of every metric", headings, lines, kind="words")
 
 
