@@ -160,6 +160,48 @@ class Importers:
         return dataset.federate("from_csv", partition, clients, seed)
 
     @classmethod
+    def from_datasets(
+        cls,
+        datasets: Any,
+        test: Any = None,
+        target: str | None = None,
+        importance: Any = None,
+        names: Sequence[str] | None = None,
+        *,
+        padding: float | None = None,
+        mask: str | None = None,
+        lengths: str | None = None,
+    ) -> FederatedData:
+        """Create a federation from one `torch.utils.data.Dataset` per client.
+
+        Every item is read once, so a random transform of the data set is applied once; use `declare(augment=…)` for
+        random crops and flips. Arguments that are not listed are those of `from_arrays`.
+
+        Args:
+            datasets: A list of map-style data sets, or a dictionary of them by the client's name. An item is a pair
+                (x, y), where x can be a dictionary of several inputs, or a dictionary with inputs and a target.
+            test: A data set with the test samples.
+            target: The key of the target if items are dictionaries (default: "label", "labels", "target" or "y").
+
+        Raises:
+            ValueError: If a data set is not map-style, cannot be read, or items have different shapes.
+
+        Example:
+            >>> from torch.utils.data import TensorDataset
+            >>> clients = [TensorDataset(torch.randn(n, 3), torch.zeros(n)) for n in (4, 6)]
+            >>> fm.FederatedData.from_datasets(clients)
+            FederatedData(2 clients, 10 samples)
+        """
+        from ..federated import FederatedData
+        from .torch_datasets import clients_of, samples_of
+
+        tested = None if test is None else samples_of(test, "the test set", target)
+        clients = clients_of(datasets, target)
+        return FederatedData.from_arrays(
+            clients, tested, importance, names, padding=padding, mask=mask, lengths=lengths
+        )
+
+    @classmethod
     def from_hf(
         cls,
         dataset: Any,
