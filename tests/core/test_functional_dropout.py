@@ -1,10 +1,13 @@
 """Dropout that networks call as a function draws from the run's streams, the same in every engine."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import fedmos as fm
 from fedmos.core.dropout import Site
@@ -198,6 +201,26 @@ def test_two_calls_draw_two_masks_and_attention_without_dropout_is_pytorchs():
         with FunctionalDropout(None, {}, []):  # records, so nothing is dropped
             ours = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5, **how)
         assert torch.allclose(ours, F.scaled_dot_product_attention(q, k, v, **how), atol=1e-5)
+
+
+class Passing(TorchFunctionMode):
+    """A mode that changes nothing, as `make_fx` has."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("case", ["encoder layer", "attention with weights", "LSTM", "F.dropout"])
+def test_other_modes_do_not_bypass_it(case):
+    model, x = VECTORISED[case]().train(), torch.ones(3, T, E)
+    state = torch.get_rng_state()
+    for outer in (nullcontext(), Passing()):
+        with outer, FunctionalDropout(torch.arange(3), {0: Site(0, 2)} if "weights" in case else {}):
+            if isinstance(model.layer, nn.TransformerEncoderLayer):
+                model.layer.self_attn(x, x, x, need_weights=False)
+            else:
+                model(x)
+    assert torch.equal(state, torch.get_rng_state())
 
 
 class Forgetful(nn.Module):

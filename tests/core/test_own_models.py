@@ -50,6 +50,28 @@ def test_a_model_in_evaluation_mode_as_a_whole_is_trained_with_its_dropout(quick
     assert not model[2].training
 
 
+class Frozen(nn.Module):
+    """Keeps its normalisation in evaluation mode by its own `train`, a common idiom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net(nn.BatchNorm1d(8), nn.Dropout(0.5))
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self.net[2].eval()
+        return self
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def test_a_train_method_of_the_user_is_called(quick):
+    result = alike(quick, Frozen())
+    assert float(result.model.net[2].running_mean.abs().sum()) == 0
+    assert torch.equal(result.params, alike(quick, Frozen().train().net).params)
+
+
 def test_runs_that_differ_in_modes_do_not_share_a_program_or_a_folder(quick, tmp_path):
     model, other = net(nn.Dropout(0.5)), net(nn.Dropout(0.5))
     other[2].eval()
@@ -228,14 +250,14 @@ def test_lazy_and_scripted_modules_get_a_sentence(quick):
         quick(model=nn.Sequential(nn.Flatten(), scripted))
 
 
-def test_compiled_modules_are_trained_without_their_wrapper(quick, tmp_path):
+def test_compiled_and_parallel_modules_are_trained_without_their_wrapper(quick, tmp_path):
     model = net()
     plain = quick(model=model)
-    for compiled in (torch.compile(model), nn.Sequential(torch.compile(model)), net()):
+    for compiled in (torch.compile(model), nn.Sequential(torch.compile(model)), nn.DataParallel(model), net()):
         compiled.compile()
         result = quick(model=compiled, out=tmp_path / str(id(compiled)))
         assert torch.equal(result.params, plain.params)
-        assert "_orig_mod" not in "".join(result.model.state_dict())
+        assert not any("_orig_mod" in name or "module" in name for name in result.model.state_dict())
         fm.Result.load(tmp_path / str(id(compiled)), compiled)
 
 

@@ -54,7 +54,8 @@ class FunctionalDropout(TorchFunctionMode):
             return self._attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             replaced = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention}
-            return _with_globals(func, replaced)(*args, **kwargs)
+            # Another mode, as of `make_fx`, must not get the function as a whole.
+            return _with_globals(func, replaced | {"has_torch_function": lambda tensors: False})(*args, **kwargs)
         return by_layer(func, self._between_layers, args)
 
     def _kept(self, x: Tensor, p: float, channels: bool = False, site: Site | None = None) -> Tensor | None:

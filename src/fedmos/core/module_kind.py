@@ -14,13 +14,13 @@ class UnsuitableModel(ValueError):
 
 
 def plain_module(model: nn.Module) -> nn.Module:
-    """Return the model without the wrappers of `torch.compile`.
+    """Return the model without the wrappers of `torch.compile` and of data parallelism.
 
     Raises:
         UnsuitableModel: If the model has lazy modules or ScriptModules.
     """
-    if _is_compiled(model):
-        model = model._orig_mod  # type: ignore[assignment]
+    while (inner := _wrapped(model)) is not None:
+        model = inner
     _refuse_lazy(model)
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -28,18 +28,21 @@ def plain_module(model: nn.Module) -> nn.Module:
                 f"Cannot train a ScriptModule{_quoted(name)} because its parameters cannot be replaced by those of a "
                 "client; use the Python module that it was made from"
             )
-    if any(map(_is_compiled, model.modules())):
+    if any(_wrapped(module) is not None for module in model.modules()):
         model = copy.deepcopy(model)
         for name, module in list(model.named_modules(remove_duplicate=False)):
-            if _is_compiled(module):
+            if (inner := _wrapped(module)) is not None:
                 parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, module._orig_mod)
+                setattr(model.get_submodule(parent), child, inner)
     return model
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether the module was made by `torch.compile(module)`."""
-    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, "_orig_mod", None), nn.Module)
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the module that `torch.compile` or a class of data parallelism wraps; None for any other module."""
+    inner = getattr(module, "_orig_mod", None) if type(module).__name__ == "OptimizedModule" else None
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = module.module
+    return inner if isinstance(inner, nn.Module) else None
 
 
 def _refuse_lazy(model: nn.Module) -> None:

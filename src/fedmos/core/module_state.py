@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from .dropout import StreamDropout
@@ -77,7 +79,9 @@ def _token(value: Any, depth: int) -> Any:
         return _Identity(value)
     if isinstance(value, Mapping):
         return [(_token(k, depth - 1), _token(v, depth - 1)) for k, v in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, np.ndarray):
+        return (value.shape, value.tobytes() if value.dtype != object else _Identity(value))
+    if isinstance(value, list | tuple | set | frozenset | deque):
         return [_token(v, depth - 1) for v in value]
     held = [(name, _token(v, depth - 1)) for name, v in getattr(value, "__dict__", {}).items()]
     return [_Identity(value), held]

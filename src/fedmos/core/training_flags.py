@@ -10,33 +10,33 @@ _log = logging.getLogger("fedmos")
 
 
 class TrainingFlags:
-    """Remembers which submodules of a module train, so that submodules in `.eval()` stay so.
+    """Remembers which submodules of a module the user put in evaluation mode, so that they stay there in training.
 
     A module that is in evaluation mode as a whole, as `from_pretrained` returns it, trains as after `.train()`;
     only its BatchNorm layers with running statistics stay in evaluation mode.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        modules = list(module.named_modules())
-        if not any(m.training for _, m in modules):
-            frozen = {id(m) for _, m in modules if _has_statistics(m)}
+        parts = list(module.named_modules())
+        if any(part.training for _, part in parts):
+            frozen = [(name, part) for name, part in parts if not part.training]
+        else:
+            frozen = [(name, part) for name, part in parts if _has_statistics(part)]
             if frozen:
                 _log.info("The BatchNorm layers of the model stay in evaluation mode, in which the model was given")
-        else:
-            frozen = {id(m) for _, m in modules if not m.training}
-        self._flags = [(m, id(m) not in frozen) for _, m in modules]
-        self.frozen = [name for name, m in modules if id(m) in frozen]
+        self._module, self._frozen = module, [part for _, part in frozen]
+        self.frozen = [name for name, _ in frozen]
         """The names of the submodules that stay in evaluation mode in training."""
 
     def train(self) -> None:
         """Put every submodule in the mode in which it trains."""
-        for module, training in self._flags:
-            module.training = training
+        self._module.train()  # a user's module may do more here than to set flags
+        for part in self._frozen:
+            part.training = False
 
     def evaluate(self) -> None:
         """Put every submodule in evaluation mode."""
-        for module, _ in self._flags:
-            module.training = False
+        self._module.eval()
 
 
 def _has_statistics(module: nn.Module) -> bool:

@@ -40,10 +40,12 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
     other[0] = batch[-1]
     _check_dropout_is_off(model, batch)
     model.training_mode()
-    _check_buffers(model, batch)
-    first, second, third, names = _three_passes(model, batch, other)
-    _check_state(model, batch, (first.outputs, third.outputs), names)
-    _check_recomputation(model, batch)
+    first = _checked_pass(model, batch)
+    second = model.trace(model.initial(), other)
+    before = attributes(model.module)
+    outputs = _differentiated_pass(model, batch)
+    # An attribute that is set once, as a cache is, does not change in the third pass.
+    _check_state(model, batch, (first.outputs, outputs), changed(before, attributes(model.module)))
     if not _close(model, first.outputs[1:], second.outputs[1:]):
         model.mixes_samples = True
     if model.mixes_samples:
@@ -76,11 +78,11 @@ def _check_dropout_is_off(model: FlatModel, batch: Tensor) -> None:
             )
 
 
-def _check_buffers(model: FlatModel, batch: Tensor) -> None:
-    """Refuse a forward pass that changes buffers or parameters."""
+def _checked_pass(model: FlatModel, batch: Tensor) -> Trace:
+    """Return a forward pass; refuse one that changes buffers or parameters."""
     x, before = model.initial(), buffers(model.module)
     y = x.clone()
-    model.trace(y, batch)
+    trace = model.trace(y, batch)
     names = changed(before, buffers(model.module))
     if names:
         raise UnsuitableModel(
@@ -92,18 +94,7 @@ def _check_buffers(model: FlatModel, batch: Tensor) -> None:
             "Cannot train the model because its forward pass changes its parameters in place; compute with a changed "
             "copy instead"
         )
-
-
-def _three_passes(model: FlatModel, batch: Tensor, other: Tensor) -> tuple[Trace, Trace, Trace, list[str]]:
-    """Run a batch, another, and the first again; also return the attributes that the last pass changes.
-
-    An attribute that is set once, as a cache is, does not change in the last pass.
-    """
-    x = model.initial()
-    first, second = model.trace(x, batch), model.trace(x, other)
-    before = attributes(model.module)
-    third = model.trace(x, batch)
-    return first, second, third, changed(before, attributes(model.module))
+    return trace
 
 
 def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor], names: list[str]) -> None:
@@ -139,14 +130,17 @@ def _draws(model: FlatModel, batch: Tensor) -> bool:
     return not all(map(torch.equal, states, after))
 
 
-def _check_recomputation(model: FlatModel, batch: Tensor) -> None:
-    """Refuse activation checkpointing: modules that run again in the backward pass have other parameters there."""
+def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
+    """Return the outputs of a forward pass, and run its backward pass; refuse activation checkpointing.
+
+    Modules that run again in the backward pass do not have the client's parameters there.
+    """
     repeated: list[str] = []
     with torch.enable_grad():
         y = model.initial().requires_grad_()
         outputs = model.trace(y, batch).outputs
         if not outputs.requires_grad:
-            return
+            return outputs
         hook = register_module_forward_pre_hook(lambda module, inputs: repeated.append(type(module).__name__))
         try:
             torch.autograd.grad(outputs.sum(), y, allow_unused=True)
@@ -157,6 +151,7 @@ def _check_recomputation(model: FlatModel, batch: Tensor) -> None:
             f"Cannot train the model because it recomputes activations in the backward pass ({repeated[0]}); "
             "turn gradient checkpointing off"
         )
+    return outputs.detach()
 
 
 def _place_dropout(model: FlatModel, first: Trace, second: Trace, batch: Tensor) -> None:

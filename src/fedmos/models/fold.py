@@ -102,7 +102,8 @@ def _foldable(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def _fits(before: nn.Module, norm: nn.Module) -> bool:
-    if not isinstance(norm, _BatchNorm) or before._forward_hooks or hasattr(before, "parametrizations"):
+    hooks = before._forward_hooks or before._forward_pre_hooks or norm._forward_hooks or norm._forward_pre_hooks
+    if not isinstance(norm, _BatchNorm) or hooks or hasattr(before, "parametrizations"):
         return False
     if isinstance(before, nn.Linear):
         return isinstance(norm, nn.BatchNorm1d) and before.out_features == norm.num_features
