@@ -45,8 +45,8 @@ def test_submodules_in_evaluation_mode_stay_there(quick):
 
 def test_a_model_in_evaluation_mode_as_a_whole_is_trained_with_its_dropout(quick):
     model = net(nn.Dropout(0.5))
-    training = quick(model=model).params
-    assert torch.equal(quick(model=model.eval()).params, training)
+    training = quick(model=model, engine="loop").params
+    assert torch.equal(quick(model=model.eval(), engine="loop").params, training)
     assert not model[2].training
 
 
@@ -252,10 +252,10 @@ def test_lazy_and_scripted_modules_get_a_sentence(quick):
 
 def test_compiled_and_parallel_modules_are_trained_without_their_wrapper(quick, tmp_path):
     model = net()
-    plain = quick(model=model)
+    plain = quick(model=model, engine="loop")
     for compiled in (torch.compile(model), nn.Sequential(torch.compile(model)), nn.DataParallel(model), net()):
         compiled.compile()
-        result = quick(model=compiled, out=tmp_path / str(id(compiled)))
+        result = quick(model=compiled, engine="loop", out=tmp_path / str(id(compiled)))
         assert torch.equal(result.params, plain.params)
         assert not any("_orig_mod" in name or "module" in name for name in result.model.state_dict())
         fm.Result.load(tmp_path / str(id(compiled)), compiled)
