@@ -53,7 +53,7 @@ def choose_metrics(task: Task, metrics: Metrics | None) -> dict[str, MetricFunct
     if task.data.test is None:
         return {}
     with evaluation_mode(task), torch.no_grad():
-        inputs, targets = task.samples(torch.zeros(1, dtype=torch.int64, device=task.model.device))
+        inputs, targets = task.samples(torch.zeros(task.model.least_rows, dtype=torch.int64, device=task.model.device))
         outputs = task.model(task.model.initial(), inputs)
     return {metric.name: metric for metric in _suitable(task, outputs, targets)}
 
