@@ -32,7 +32,7 @@ def test_a_label_must_be_a_text(quick):
 
 
 def test_a_progress_bar_shows_the_label(quick, monkeypatch, capsys):
-    monkeypatch.setattr(Progress, "wanted", lambda: True)
+    monkeypatch.setattr(Progress, "is_enabled", lambda: True)
     quick(label="mine")
     assert "mine" in capsys.readouterr().err
     quick()

@@ -1,4 +1,4 @@
-"""Configuration files: their schema, and the registry of everything that has a name."""
+"""Configuration files: their schema, and the registry of algorithms, models and data sets by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that has a name: what `fedmos list` shows and configurations choose from."""
+"""The registry of algorithms, selectors, partitions, models and data sets by name."""
 
 from __future__ import annotations
 

@@ -18,27 +18,16 @@ from ..experiments.compare import CONFIGURATION, caption, run_folder
 from ..experiments.runner import planned_methods
 from ..experiments.seed_statistics import GridTrial, MethodResult, TunedValues
 from ..experiments.table import ComparisonTable
+from ..run.options import options_of
 from ..run.result import Result
+from ..run.spec import RunSpec
 from .checks import ReportSource, Target, check_data, check_ends, common_target
 from .run_info import algorithm_of, selector_of, started_from_python
 
 _METHOD = (
-    "algorithm",
-    "selection",
-    "availability",
-    "system",
     "model",
     "rounds",
-    "local_steps",
-    "local_epochs",
-    "batch_size",
-    "loss",
-    "lr_decay",
-    "weight_decay",
-    "clip",
-    "on_bad_update",
-    "dtype",
-    "precision",
+    *(name for name, option in options_of(RunSpec).items() if option.resume == "same" and name != "seed"),
 )
 """Entries of a run's info that are equal for all runs of one method."""
 

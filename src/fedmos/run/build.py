@@ -10,8 +10,12 @@ from torch import Tensor
 from ..core.flat_model import FlatModel
 from ..core.losses import PADDING, Loss
 from ..data.federated import FederatedData
+from ..engine.declaration import check_declaration
 from ..engine.inference import evaluation_mode, with_accepted_inputs
-from ..engine.task import Task
+from ..engine.malloc import keep_memory
+from ..engine.task import DeviceCache, Task, on_device
+from ..engine.task_check import check_fit
+from .preflight import check_parts, check_precision, find_device
 from .spec import RunSpec
 
 
@@ -75,3 +79,21 @@ def _balanced_positive(targets: Tensor) -> Tensor:
     if bool(((positive == 0) | (positive == 1)).any()):
         raise ValueError("Cannot balance the classes because an output has targets of one class only")
     return (1 - positive) / positive
+
+
+def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
+    """Move model and data to the device, and check that the options fit together and the model fits the data.
+
+    Args:
+        spec: the options of the run.
+        device_cache: samples that other runs have copied to the device.
+    """
+    device = find_device(spec.device)
+    check_precision(spec.precision, spec.dtype, device)
+    check_declaration(spec.algorithm)
+    check_parts(spec)
+    if device.type == "cpu":
+        keep_memory()
+    task = build_task(spec, device, on_device(spec.data, device, spec.dtype, device_cache))
+    check_fit(task)
+    return task

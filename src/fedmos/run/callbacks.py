@@ -1,11 +1,12 @@
-"""Callbacks that come with the library."""
+"""Callbacks of the library."""
 
 from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..core.callback import Callback
 from ..core.history import Record
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Callback):
-    """One line that is redrawn each round: a bar, the latest metrics, the time left."""
+    """A progress bar with the latest metrics and the remaining time, redrawn in each round."""
 
     WIDTH = 24
 
@@ -25,14 +26,16 @@ class Progress(Callback):
         self._latest = ""
 
     @classmethod
-    def wanted(cls) -> bool:
-        """On a terminal, and not in one of several processes that would write over each other."""
+    def is_enabled(cls) -> bool:
+        """Whether the process has a terminal and is not one of several processes that share it."""
         return sys.stderr.isatty() and multiprocessing.parent_process() is None
 
     def on_start(self, rounds: int, done: int) -> None:
+        """Start the timer."""
         self._rounds, self._done, self._began = rounds, done, perf_counter()
 
     def on_round(self, record: Record) -> None:
+        """Redraw the line."""
         if record.train_loss is not None:
             accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:.3f}"
             self._latest = f"  loss {record.train_loss:.4f}{accuracy}"
@@ -45,7 +48,18 @@ class Progress(Callback):
         self._out.flush()
 
     def on_end(self, result: Result) -> None:
+        """End the line."""
         self._out.write("\n")
+
+
+class FunctionCallback(Callback):
+    """A callback that calls a plain function of a round's record."""
+
+    def __init__(self, function: Callable[[Record], Any]) -> None:
+        self._function = function
+
+    def on_round(self, record: Record) -> None:
+        self._function(record)
 
 
 def _clock(seconds: float) -> str:

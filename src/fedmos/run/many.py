@@ -62,9 +62,9 @@ def _play_group(group: list[Run], interrupted: bool) -> tuple[list[Result], bool
     ended: dict[int, Result] = {}
     with arithmetic(group[0].task.model.precision):
         for number, run_ in enumerate(group):
-            run_.begin()
+            run_.start()
             if "diverged" in run_.info:  # a resumed run that diverged before would diverge again
-                ended[number] = run_.end(interrupted=True)
+                ended[number] = run_.finish(interrupted=True)
         try:
             first = True
             while len(ended) < len(group) and not interrupted:
@@ -74,7 +74,7 @@ def _play_group(group: list[Run], interrupted: bool) -> tuple[list[Result], bool
             interrupted = True
         for number, run_ in enumerate(group):
             if number not in ended:
-                ended[number] = run_.end(interrupted=True)
+                ended[number] = run_.finish(interrupted=True)
     return [ended[number] for number in range(len(group))], interrupted
 
 
@@ -84,7 +84,7 @@ def _play_rounds(group: list[Run], merged: MergedRuns, ended: dict[int, Result],
     for number, run_ in enumerate(group):
         if number not in ended:
             if run_.is_complete():
-                ended[number] = run_.end()
+                ended[number] = run_.finish()
             else:
                 rounds[number] = run_.next_round()
     with ExitStack() as checks:
@@ -95,6 +95,6 @@ def _play_rounds(group: list[Run], merged: MergedRuns, ended: dict[int, Result],
         if isinstance(record, DivergenceError):
             _log.warning("One of several runs ends early: %s", record)
             group[number].info.diverged = str(record)
-            ended[number] = group[number].end(interrupted=True)
+            ended[number] = group[number].finish(interrupted=True)
         else:
-            group[number].after(record)
+            group[number].finish_round(record)

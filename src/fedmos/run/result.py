@@ -1,4 +1,4 @@
-"""What a run returns."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -123,31 +123,47 @@ class Result(Snapshot):
         export(self, path, format)
 
     def client_state(self, i: int) -> Vectors:
-        """What client i keeps; empty if the algorithm keeps nothing or the client never took part."""
+        """Return the state of client i.
+
+        It is empty if the algorithm keeps no client state or the client has never taken part.
+        """
         return self.clients.get(int(i), {})
 
     def rounds_to(self, metric: str, target: float) -> int | None:
-        """The first round, from 1, whose metric reached the target; None if none did."""
+        """Return the first round, counted from 1, whose metric reached the target; None if none did.
+
+        Args:
+            metric: "accuracy", "train_accuracy", "test_loss" or "train_loss"; losses reach a target from above.
+            target: The value to reach.
+        """
         record = self.history.first(metric, target)
         return None if record is None else record.round
 
     def bytes_to(self, metric: str, target: float) -> int | None:
-        """Bytes sent, down and up, until then; None if never."""
+        """Return the bytes sent in both directions until the metric reached the target; None if it never did."""
         record = self.history.first(metric, target)
         return None if record is None else self.history.bytes_until(record)
 
     def time_to(self, metric: str, target: float) -> float | None:
-        """Simulated seconds until then; None if never, or if the run had no clock (`system=`)."""
+        """Return the simulated seconds until the metric reached the target.
+
+        None if it never did, or if the run had no clock (`system=`).
+        """
         record = self.history.first(metric, target)
         return None if record is None else record.clock
 
     @property
     def short_rounds(self) -> int:
-        """In how many rounds fewer clients were available than the cohort was to have."""
+        """The number of rounds in which fewer clients were available than the cohort should have."""
         return sum(record.short for record in self.history)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result into a folder, beside or over an earlier one; readers never see half of it."""
+        """Write the result atomically into a folder. An earlier result in it is kept as the checkpoint before.
+
+        Raises:
+            FileExistsError: If the folder contains something else.
+            ValueError: If this is the result of one of several ranks.
+        """
         if getattr(self.clients, "partial", False):
             raise ValueError(
                 "Cannot save the result of one of several ranks because each holds a part of the clients' state; "

@@ -1,9 +1,9 @@
-"""A run in progress, from its arguments to its result."""
+"""A run in progress, from its options to its result."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,25 +16,22 @@ from ..core.history import History, Record, reached
 from ..core.precision import arithmetic
 from ..engine.backend import complete
 from ..engine.cohort_size import cohort_size
-from ..engine.declaration import check_declaration
 from ..engine.execution_plan import ExecutionPlan, choose_plan, override, resumed_plan
 from ..engine.local_backend import LocalBackend
-from ..engine.malloc import keep_memory
 from ..engine.ranks import Ranks, join
 from ..engine.round import DivergenceError, play_round
 from ..engine.state import FederatedState
-from ..engine.task import DeviceCache, Task, on_device
-from ..engine.task_check import check_fit
+from ..engine.task import DeviceCache
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..evaluation.user_metrics import choose_metrics, measure
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
-from .build import build_task
-from .callbacks import Progress
+from .build import prepare_task
+from .callbacks import FunctionCallback, Progress
 from .info import RunInfo
-from .preflight import check_parts, check_precision, check_target, find_device, repeatable
+from .preflight import check_target, repeatable
 from .result import Result
 from .resume import check_unchanged
 from .spec import RunSpec
@@ -43,7 +40,11 @@ _log = logging.getLogger("fedmos")
 
 
 class Run:
-    """One run: `begin`, then a round after another while `steps` gives any, then `end`. `play` is all of it."""
+    """One run.
+
+    `play` executes all of it: `start`, then `next_round` and `finish_round` until `is_complete`, then `finish`. Several
+    runs that train together are driven by these methods one by one.
+    """
 
     def __init__(
         self,
@@ -61,12 +62,12 @@ class Run:
         """
         join()
         self.spec, self.rounds = spec, spec.rounds
-        self.task = _make_task(spec, device_cache)
+        self.task = prepare_task(spec, device_cache)
         self._metrics = choose_metrics(self.task, spec.metrics)
         self._target = check_target(spec.target, [*measurable(self.task), *self._metrics])
-        self.watchers: list[Callback] = [c if isinstance(c, Callback) else _Function(c) for c in spec.callbacks]
+        self.callbacks = [c if isinstance(c, Callback) else FunctionCallback(c) for c in spec.callbacks]
         self.ranks = Ranks.joined(self.task.model.device)
-        if self.ranks.size > 1 and any(isinstance(watcher, Diagnostics) for watcher in self.watchers):
+        if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
         self.info = RunInfo.of(spec, self.task)
         self._folder: RunFolder | None = None
@@ -104,7 +105,7 @@ class Run:
         """Refuse to resume a run that differs from this one, or of which too little was kept."""
         before = RunInfo.from_json(earlier.info)
         check_unchanged(out, before, self.info)
-        if before.light and not _over(earlier.history, self.rounds, self._target):
+        if before.light and not _is_complete(earlier.history, self.rounds, self._target):
             raise ValueError(
                 f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
             )
@@ -151,11 +152,11 @@ class Run:
         return resumed_plan(task, before.engine, chunk, bool(before.compiled), why)
 
     def play(self) -> Result:
-        """The whole run."""
-        if Progress.wanted() and self.ranks.first:
-            self.watchers.append(Progress(self.spec.label or type(self.state.algorithm).__name__))
+        """Execute the whole run and return its result."""
+        if Progress.is_enabled() and self.ranks.first:
+            self.callbacks.append(Progress(self.spec.label or type(self.state.algorithm).__name__))
         with closing(self), arithmetic(self.task.model.precision):
-            self.begin()
+            self.start()
             first = self.state.t
             try:
                 while not self.is_complete():
@@ -166,12 +167,12 @@ class Run:
                         if not self._halve_chunks():
                             raise
                         continue
-                    self.after(record)
-                return self.end()
+                    self.finish_round(record)
+                return self.finish()
             except KeyboardInterrupt:
-                if self.ranks.size > 1:  # who knows where the others are: what counts is the newest checkpoint
+                if self.ranks.size > 1:  # other ranks can be in another round; the newest checkpoint counts
                     raise
-                return self.end(interrupted=True)
+                return self.finish(interrupted=True)
             except DivergenceError as error:
                 self.info.diverged = str(error)
                 self._save(interrupted=True)
@@ -192,14 +193,16 @@ class Run:
         _log.warning("Out of memory: continuing with chunks of %d instead of %d clients", self.info.chunk, before)
         return True
 
-    def begin(self) -> None:
-        def start() -> None:
+    def start(self) -> None:
+        """Open the files of the folder and call `on_start` of the callbacks."""
+
+        def start_on_rank0() -> None:
             if self._folder is not None:
                 self._folder.start(self.info.readable(), self.state.history, self.spec.checkpoint_every)
-            for watcher in self.watchers:
-                watcher.on_start(self.rounds, self.state.t)
+            for callback in self.callbacks:
+                callback.on_start(self.rounds, self.state.t)
 
-        self.ranks.on_rank0(start)
+        self.ranks.on_rank0(start_on_rank0)
 
     def next_round(self) -> Coroutine[Any, Any, Record]:
         """Return the coroutine of the next round."""
@@ -208,16 +211,16 @@ class Run:
 
     def is_complete(self) -> bool:
         """Whether all rounds are played or the target is reached."""
-        return _over(self.state.history, self.rounds, self._target)
+        return _is_complete(self.state.history, self.rounds, self._target)
 
-    def after(self, record: Record) -> None:
-        """Tell everyone of a round that was played, and save it if it is time."""
-        self.info.client_accuracy = self.info.diverged = None  # of the final model, if an earlier part ended
-        record = self._diagnosed(self._measured(record))
-        if self.ranks.on_rank0(lambda: self._noted(record)):
+    def finish_round(self, record: Record) -> None:
+        """Report a round to the callbacks, and write a checkpoint if one is due."""
+        self.info.client_accuracy = self.info.diverged = None  # recorded at the end of an earlier part of the run
+        record = self._with_diagnostics(self._with_user_metrics(record))
+        if self.ranks.on_rank0(lambda: self._report(record)):
             self._save()
 
-    def _measured(self, record: Record) -> Record:
+    def _with_user_metrics(self, record: Record) -> Record:
         """Return the record with the metrics of the user, in rounds that are evaluated."""
         if not self._metrics or record.value("test_loss") is None:
             return record
@@ -226,25 +229,25 @@ class Run:
         self.state.history.amend(record)
         return record
 
-    def _diagnosed(self, record: Record) -> Record:
-        """With what diagnostics add to it, if there are any."""
-        for watcher in self.watchers:
-            if isinstance(watcher, Diagnostics):
-                record = watcher.diagnosed(record, self.state, self._before)
+    def _with_diagnostics(self, record: Record) -> Record:
+        """Return the record with the measurements of diagnostics, where there are any."""
+        for callback in self.callbacks:
+            if isinstance(callback, Diagnostics):
+                record = callback.diagnosed(record, self.state, self._before)
                 self.state.history.amend(record)
         self._before = self.state.x
         return record
 
-    def _noted(self, record: Record) -> bool:
-        """Write the round down and tell everyone; whether it is time for a checkpoint."""
+    def _report(self, record: Record) -> bool:
+        """Write the round to the folder and call the callbacks; return whether a checkpoint is due."""
         if self._folder is not None:
             self._folder.write_rounds(self.state.history)
-        for watcher in self.watchers:
-            watcher.on_round(record)
+        for callback in self.callbacks:
+            callback.on_round(record)
         return self._folder is not None and not self.is_complete() and self._folder.checkpoint_due(self.state.t)
 
     def _save(self, interrupted: bool = False) -> None:
-        """Write a checkpoint if the run has a folder and there is anything new to it."""
+        """Write a checkpoint if the run has a folder and the state has changed since the last one."""
         if self.spec.out is None or (self._saved == self.state.t and not interrupted):
             return
         folder, state = self._folder, self.state
@@ -260,57 +263,37 @@ class Run:
             self.info.checkpoints = folder.checkpoint_cost
 
     def result(self, interrupted: bool = False) -> Result:
+        """Return the result as of the last complete round."""
         if self.task.compiled:
             self.info.compile_seconds = round(self.task.program.seconds, 1)
         snapshot = self.state.snapshot({}, interrupted)
         model = self.task.model.module_with(self.state.x).eval()
         return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=model, _outputs=self.spec.outputs)
 
-    def end(self, interrupted: bool = False) -> Result:
+    def finish(self, interrupted: bool = False) -> Result:
+        """Write the last checkpoint, call `on_end` of the callbacks and return the result."""
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
             accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.x))
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)
         final = self.result(interrupted)
-        self.ranks.on_rank0(lambda: self._ended(final))
+
+        def call_callbacks() -> None:
+            for callback in self.callbacks:
+                callback.on_end(final)
+
+        self.ranks.on_rank0(call_callbacks)
         return final
 
-    def _ended(self, final: Result) -> None:
-        for watcher in self.watchers:
-            watcher.on_end(final)
-
     def close(self) -> None:
-        """Let other runs into the folder."""
+        """Release the folder, so that other processes can use it."""
         if self._folder is not None:
             self._folder.close()
 
 
-def _make_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
-    """Move model and data to the device, and check that everything fits together."""
-    device = find_device(spec.device)
-    check_precision(spec.precision, spec.dtype, device)
-    check_declaration(spec.algorithm)
-    check_parts(spec)
-    if device.type == "cpu":
-        keep_memory()
-    task = build_task(spec, device, on_device(spec.data, device, spec.dtype, device_cache))
-    check_fit(task)
-    return task
-
-
-class _Function(Callback):
-    """A plain function of a record as a callback."""
-
-    def __init__(self, function: Callable[[Record], Any]) -> None:
-        self._function = function
-
-    def on_round(self, record: Record) -> None:
-        self._function(record)
-
-
-def _over(history: History, rounds: int, target: Mapping[str, float]) -> bool:
-    """Whether there is no round left to play."""
+def _is_complete(history: History, rounds: int, target: Mapping[str, float]) -> bool:
+    """Whether all rounds are played or the target is reached."""
     return len(history) >= rounds or (len(history) > 0 and _met(target, history[-1]))
 
 

@@ -1,6 +1,7 @@
-"""Runs in TensorBoard, Weights & Biases and MLflow: callbacks that hand every round's numbers on.
+"""Callbacks that report runs to TensorBoard, Weights & Biases and MLflow.
 
-Each needs its package only when it is made: `pip install 'fedmos[tensorboard]'`, `'fedmos[wandb]'`, `'fedmos[mlflow]'`.
+A tracker needs its package when it is constructed:
+`pip install 'fedmos[tensorboard]'`, `'fedmos[wandb]'`, `'fedmos[mlflow]'`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 
 
 class Tracker(Callback, ABC):
-    """What trackers have in common: the numbers of a round. A subclass says where they go."""
+    """Base class of trackers: collects the numbers of every round, which a subclass stores.
+
+    A tracker is a callback and serves one run.
+    """
 
     def on_round(self, record: Record) -> None:
+        """Log the metrics, the traffic and the time of a round."""
         values = (
             {name: getattr(record, name) for name in (*METRICS, "clock", "seconds")}
             | (record.metrics or {})
@@ -35,33 +40,43 @@ class Tracker(Callback, ABC):
         self.log({k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)}, record.round)
 
     def on_end(self, result: Result) -> None:
+        """Store the description of the run, and close the tracker."""
         self.describe({key: value for key, value in result.info.readable().items() if value is not None})
         self.close()
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers of a round."""
+        """Store the numbers of round `step`, by name."""
 
     @abstractmethod
     def describe(self, info: Mapping[str, Any]) -> None:
-        """What ran, in words and numbers."""
+        """Store the options of the run and its outcome: `Result.info`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Nothing more will come."""
+        """Release the tracker's resources; nothing is logged afterwards."""
 
 
 class TensorBoard(Tracker):
-    """Event files in a folder, for `tensorboard --logdir`."""
+    """Writes event files for `tensorboard --logdir`.
+
+    Args:
+        folder: The folder of the event files.
+
+    Example:
+        >>> from fedmos.tracking import TensorBoard
+        >>> tracker = TensorBoard("logs/fedavg")  # doctest: +SKIP
+        >>> fm.run(..., callbacks=[tracker])  # doctest: +SKIP
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        module = _needed("torch.utils.tensorboard", "tensorboard")
+        module = _import("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(os.fspath(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # a run may end in any way
+        self._writer.flush()  # the process can be killed at any time
 
     def describe(self, info: Mapping[str, Any]) -> None:
         self._writer.add_text("run", "\n".join(f"    {key} = {value!r}" for key, value in info.items()))
@@ -71,10 +86,18 @@ class TensorBoard(Tracker):
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases; the arguments are those of `wandb.init`, e.g. `WandB(project="skew")`."""
+    """Logs to a run of Weights & Biases.
+
+    Args:
+        init: Arguments of `wandb.init`.
+
+    Example:
+        >>> from fedmos.tracking import WandB
+        >>> tracker = WandB(project="skew")  # doctest: +SKIP
+    """
 
     def __init__(self, **init: Any) -> None:
-        self._run = _needed("wandb", "wandb").init(**init)
+        self._run = _import("wandb", "wandb").init(**init)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -87,10 +110,20 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of MLflow, of the experiment if one is named, where `uri` points (by default as MLflow is set up)."""
+    """Logs to a run of MLflow.
+
+    Args:
+        experiment: The experiment of the run; by default MLflow's.
+        run_name: The name of the run.
+        uri: The address of the tracking server; by default as MLflow is configured.
+
+    Example:
+        >>> from fedmos.tracking import MLflow
+        >>> tracker = MLflow("skew", run_name="FedMoS")  # doctest: +SKIP
+    """
 
     def __init__(self, experiment: str | None = None, *, run_name: str | None = None, uri: str | None = None) -> None:
-        self._mlflow = _needed("mlflow", "mlflow")
+        self._mlflow = _import("mlflow", "mlflow")
         if uri is not None:
             self._mlflow.set_tracking_uri(uri)
         if experiment is not None:
@@ -107,8 +140,8 @@ class MLflow(Tracker):
         self._mlflow.end_run()
 
 
-def _needed(module: str, extra: str) -> Any:
-    """A package that only trackers need."""
+def _import(module: str, extra: str) -> Any:
+    """Import the package of a tracker."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
