@@ -93,6 +93,31 @@ def test_a_program_in_double_precision_and_in_bfloat16(quick, digits, tmp_path):
         torch.testing.assert_close(torch_outputs(tmp_path / "model.pt2", x), expected, rtol=0, atol=tolerance)
 
 
+class TokensAndTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.scores = nn.Embedding(5, 4), nn.Linear(7, 2)
+
+    def forward(self, tokens, mask, table):
+        words = (self.embedding(tokens) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return self.scores(torch.cat([words, table], 1))
+
+
+def test_a_model_of_several_inputs(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    tokens, table = torch.randint(0, 5, (20, 6), generator=generator), torch.randn(20, 3, generator=generator)
+    x = {"tokens": tokens, "mask": torch.arange(6) < torch.arange(20)[:, None] % 6 + 1, "table": table}
+    data = fm.FederatedData.from_arrays([(x, table[:, 0] > 0)], (x, table[:, 0] > 0))
+    result = fm.run(TokensAndTable(), data, fm.FedAvg(lr=0.1), fm.Full(), rounds=2, local_steps=2, batch_size=4)
+    expected = result.predict(x)
+    assert torch.equal(result.predict(data.test[0]), expected)
+    result.export(tmp_path / "model.pt2", "torch_export")
+    torch.testing.assert_close(torch_outputs(tmp_path / "model.pt2", x), expected, rtol=1e-4, atol=1e-5)
+    result.export(tmp_path / "model.onnx", "onnx")
+    (outputs,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").run(None, {k: v.numpy() for k, v in x.items()})
+    torch.testing.assert_close(torch.from_numpy(outputs), expected, rtol=1e-4, atol=1e-5)
+
+
 class Pair(nn.Module):
     """Returns features besides the scores."""
 

@@ -109,7 +109,9 @@ def as_stored(x: Any, record: ModelRecord) -> Tensor:
 
 
 def _packed(x: Any, layout: InputLayout) -> Tensor:
-    """Return a dictionary of inputs as the rows of a federation with several inputs."""
+    """Return a dictionary of inputs as the rows of a federation with several inputs; such rows, as they are."""
+    if isinstance(x, Tensor) and x.dtype == torch.int64 and x.shape[1:] == (layout.fields[-1].stop,):
+        return x
     if not isinstance(x, Mapping) or set(x) != set(layout.names):
         raise ValueError(f"predict: 'x' must be a dictionary with the inputs {', '.join(layout.names)}")
     arrays = {}
