@@ -37,12 +37,18 @@ def hash_of(digits):
     return make
 
 
+def first_output(outputs):
+    return outputs[0]
+
+
 SHARED = {
     "algorithm": {"algorithm": fm.FedAvg(lr=0.2)},
     "local_steps": {"local_steps": 3},
     "local_epochs": {"local_steps": None, "local_epochs": 2},
     "batch_size": {"batch_size": 4},
     "loss": {"loss": nn.CrossEntropyLoss(label_smoothing=0.1)},
+    "outputs": {"outputs": first_output},
+    "class_weights": {"class_weights": [1.0] * 9 + [2.0]},
     "weight_decay": {"weight_decay": 0.1},
     "clip": {"clip": 1.0},
     "seed": {"seed": 1},

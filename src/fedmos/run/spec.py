@@ -146,6 +146,7 @@ class RunSpec:
         default=None,
         record=_record_function,
         toml=False,
+        shared=True,
     )
     class_weights: Literal["balanced"] | Sequence[float] | None = option(
         'Weights of the classes in the loss `cross_entropy`, as a list or as "balanced": inversely proportional to '
