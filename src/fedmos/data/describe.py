@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.losses import PADDING
 from .federated import FederatedData
 
 _NAMED = 8
@@ -114,7 +115,7 @@ def describe(data: FederatedData) -> Description:
             "max": float(sizes.max()),
             "gini": gini(sizes),
         },
-        labels=_labels(label_counts(data), sizes) if _has_labels(data) else None,
+        labels=_labels(label_counts(data)) if _has_labels(data) else None,
         names=None if data.names is None else dict(zip(data.names, sizes.tolist(), strict=True)),
     )
 
@@ -122,20 +123,25 @@ def describe(data: FederatedData) -> Description:
 def label_counts(data: FederatedData) -> np.ndarray:
     """Return the number of samples per client and class, (clients, classes)."""
     y = (data.y if data.index is None else data.y[data.index]).to("cpu", torch.int64)
+    owner = torch.arange(len(data)).repeat_interleave(data.sizes)
+    owner, y = owner[y != PADDING], y[y != PADDING]
     classes = len(data.labels) if data.labels is not None else int(data.y.max()) + 1
     if classes > 1000 + len(y):  # sparse class numbers: count only those that occur
         names, y = y.unique(return_inverse=True)
         classes = len(names)
-    owner = torch.arange(len(data)).repeat_interleave(data.sizes)
     counts = torch.bincount(owner * classes + y, minlength=len(data) * classes)
     return counts.view(len(data), classes).numpy()
 
 
 def _has_labels(data: FederatedData) -> bool:
-    return data.y.ndim == 1 and not data.y.is_floating_point() and int(data.y.min()) >= 0
+    if data.y.ndim != 1 or data.y.is_floating_point():
+        return False
+    labels = data.y[data.y != PADDING]
+    return len(labels) > 0 and int(labels.min()) >= 0
 
 
-def _labels(counts: np.ndarray, sizes: np.ndarray) -> Labels:
+def _labels(counts: np.ndarray) -> Labels:
+    sizes = counts.sum(1).clip(min=1)  # without samples whose label is ignored
     q, overall = counts / sizes[:, None], counts.sum(0) / sizes.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         divergence = np.where(q > 0, q * np.log2(q / overall), 0.0).sum(1)

@@ -49,8 +49,8 @@ def test_weights(task: Task) -> Tensor:
         return torch.full((1, n), 1 / n, dtype=torch.float64, device=targets.device)
     counted = torch.ones(n, dtype=torch.bool, device=targets.device)
     loss = task.loss.weights(targets, counted, torch.float64)
-    labelled = _labelled(targets)
-    return torch.stack([loss, labelled / labelled.sum().clamp(min=1)])
+    counted_labels = labelled(targets)
+    return torch.stack([loss, counted_labels / counted_labels.sum().clamp(min=1)])
 
 
 def _train_weights(task: Task) -> Tensor:
@@ -69,8 +69,8 @@ def _train_weights(task: Task) -> Tensor:
 
     norms = task.loss.norms(targets.to(data.y.device)).cpu()
     loss = p[owner] if task.loss.sums else shares(norms)
-    labelled = _labelled(targets)
-    return torch.stack([loss, shares(labelled) * labelled])
+    counted_labels = labelled(targets)
+    return torch.stack([loss, shares(counted_labels) * counted_labels])
 
 
 def _equal_weights(task: Task, targets: Tensor) -> bool:
@@ -78,7 +78,7 @@ def _equal_weights(task: Task, targets: Tensor) -> bool:
     return task.loss.uniform or task.loss.batch is not None
 
 
-def _labelled(targets: Tensor) -> Tensor:
+def labelled(targets: Tensor) -> Tensor:
     """Return 1 for samples with a label, 0 for those whose label is ignored, float64."""
     if targets.is_floating_point() or targets.ndim > 1:
         return torch.ones(len(targets), dtype=torch.float64, device=targets.device)
