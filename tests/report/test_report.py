@@ -120,6 +120,13 @@ def test_it_needs_nothing_else_and_is_small(written):
     assert "<SCAFFOLD>" not in ours
 
 
+def test_metrics_of_the_user_have_a_figure(quick, tmp_path):
+    quick(out=tmp_path / "run", metrics={"wrong_share": lambda outputs, y: (outputs.argmax(1) != y).float().mean()})
+    text = page.html(read_study([tmp_path / "run"]))
+    assert 'id="plot-wrong_share"' in text
+    assert "final wrong share" in text
+
+
 def test_how_evenly_clients_are_served(comparison, written):
     folders = [comparison / "runs" / f"0-lr0.05-seed{seed}" for seed in (0, 1, 2)]
     kept = [fm.Result.load(folder).info["client_accuracy"] for folder in folders]

@@ -102,7 +102,7 @@ const Curves = (() => {
     const lines = groups.map(({ methods, most }) => {
       const names = methods.map((i) => data.methods[i]);
       const listed = `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
-      return most === 0 ? `${listed} coincide exactly.` : `${listed} coincide: they differ by at most ${shown(most)}.`;
+      return most === 0 ? `${listed} coincide exactly.` : `${listed} coincide: they differ by at most ${Number(most.toPrecision(2))}.`;
     });
     if (state.smoothing) lines.push("Lines are smoothed; pale lines are as measured.");
     return lines.join(" ");

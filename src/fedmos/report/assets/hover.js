@@ -55,7 +55,8 @@ const Hover = (() => {
       Object.assign(rule.style, { left: `${left}px`, top: `${gd.offsetTop + _size.t}px`, height: `${_size.h}px` });
       const room = gd.offsetWidth - tip.offsetWidth - 4;
       const beside = left + 14 <= room ? left + 14 : left - tip.offsetWidth - 14;
-      Object.assign(tip.style, { left: `${Math.max(0, Math.min(beside, room))}px`, top: `${gd.offsetTop + _size.t + 4}px` });
+      const below = Math.max(4, metric.lower ? 4 : _size.h - tip.offsetHeight - 6); // where curves do not end
+      Object.assign(tip.style, { left: `${Math.max(0, Math.min(beside, room))}px`, top: `${gd.offsetTop + _size.t + below}px` });
     }
 
     gd.addEventListener("pointermove", (event) => {
