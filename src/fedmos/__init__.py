@@ -11,6 +11,7 @@ from . import models
 from .algorithm import Algorithm, ClientContext, Context, Gradient
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
+from .comparison.api import compare, tune
 from .config.registry import algorithms, availabilities, partitions, selectors
 from .core import batch_losses as losses
 from .core import metric_functions as metrics
@@ -74,6 +75,7 @@ __all__ = [
     "algorithms",
     "analysis",
     "availabilities",
+    "compare",
     "datasets",
     "losses",
     "metrics",
@@ -83,4 +85,5 @@ __all__ = [
     "run",
     "run_many",
     "selectors",
+    "tune",
 ]

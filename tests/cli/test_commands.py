@@ -202,6 +202,10 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     out = tmp_path / "runs" / "small"
     names = {"comparison.toml", "table.json", "table.csv", "table.md", "table.tex", "report.html", "curves.svg"}
     assert names == {p.name for p in out.glob("*.*")}
+    assert "Trained for " in done.stdout
+    again = fedmos("compare", "small.toml", "--out", str(out), cwd=tmp_path)
+    assert "All runs were finished already; nothing was trained." in again.stdout
+    assert "Trained" not in again.stdout
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")

@@ -12,6 +12,7 @@ import pytest
 
 import fedmos as fm
 from fedmos.config import schema as config
+from fedmos.experiments.captions import interval_note
 from fedmos.experiments.compare import compare
 from fedmos.experiments.progress import LineObserver, LiveTable, last_record
 from fedmos.experiments.seed_statistics import MethodResult, final_mean, ratio
@@ -112,6 +113,24 @@ def table(**rows):
         target=0.5,
         baseline="base",
         results=[MethodResult(label=k, lr=None, runs=dict(enumerate(v))) for k, v in rows.items()],
+    )
+
+
+def test_fewer_than_three_seeds_have_no_interval():
+    assert ratio({0: 8.0, 1: 9.0}, {0: 7.0, 1: 8.0}) == (17 / 15, None, None, 2)
+    runs = [history([0.1, 0.6]), history([0.1, 0.1, 0.6]), history([0.1, 0.6])]
+    two, three = (table(base=runs[:n], fast=[history([0.6])] * n) for n in (2, 3))
+    assert two.cells()[1][-1] == "2.50×"
+    assert interval_note(two) == (
+        "Speed-ups have no interval, which needs 3 seeds or more in which both methods reach the target."
+    )
+    assert three.cells()[1][-1] == "2.33× (2.00 to 3.00)"
+    assert interval_note(three) == "In brackets, 95 % bootstrap intervals over seeds."
+    assert interval_note(table(base=runs)) == ""
+    some = table(base=runs, fast=[history([0.6])] * 3, half=[history([0.6]), history([0.6]), history([0.1])])
+    assert interval_note(some) == (
+        "In brackets, 95 % bootstrap intervals over seeds. An interval needs 3 seeds or more in which both methods "
+        "reach the target."
     )
 
 

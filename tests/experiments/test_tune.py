@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedmos.config import schema as config
-from fedmos.experiments.compare import caption, compare
+from fedmos.experiments.captions import caption
+from fedmos.experiments.compare import compare
 from fedmos.experiments.progress import LineObserver
 from fedmos.experiments.runner import tuning_runs
 from fedmos.experiments.tune import choose, trial_of

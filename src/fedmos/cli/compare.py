@@ -58,19 +58,22 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
     seconds = perf_counter() - began
     console.print(_rich_table(settings, table))
     write_report(table, settings.title, out)
+    trained = f"Trained for {seconds:.0f} s."
+    if observer.rounds_trained == 0:
+        trained = "All runs were finished already; nothing was trained."
     console.print(
-        f"Trained for {seconds:.0f} s. Table: {out / 'table.md'}. Report: {out / 'report.html'}",
+        f"{trained} Table: {out / 'table.md'}. Report: {out / 'report.html'}",
         highlight=False,
         markup=False,
     )
 
 
 def _rich_table(settings: CompareConfig, table: ComparisonTable) -> Table:
-    from ..experiments.compare import caption
+    from ..experiments.captions import caption, interval_note
 
     drawn = Table(
         title=escape(settings.title),
-        caption=f"{caption(settings)} Brackets: 95 % bootstrap intervals.",
+        caption=f"{caption(settings)} {interval_note(table)}".strip(),
         caption_justify="left",
     )
     for i, column in enumerate(table.columns(brief=True)):

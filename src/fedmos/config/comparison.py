@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import model_validator
 
@@ -44,6 +44,18 @@ class Method(Strict):
     grid: Grid | None = None
     """Values to try for fields of the algorithm, in all combinations; `lr` here replaces the step sizes of `tune`."""
 
+    @property
+    def lr(self) -> float:
+        """The step size that the configuration gives to the method."""
+        return float(self.algorithm.fields["lr"])
+
+
+class HasGrid(Protocol):
+    """A method with a grid of its own."""
+
+    @property
+    def grid(self) -> dict[str, list[float]] | None: ...
+
 
 class Tuning(Strict):
     """One grid of step sizes for all methods. Each method keeps its best, chosen on a seed that the table does not use.
@@ -60,11 +72,11 @@ class Tuning(Strict):
     rows: Annotated[Literal["tuned", "both"], one_of_names("tuned", "both")] = "tuned"
     """Whether the table has rows for tuned methods only, or for all methods as given and then for all tuned."""
 
-    def grid(self, method: Method) -> dict[str, list[float]]:
+    def grid(self, method: HasGrid) -> dict[str, list[float]]:
         """Values to try for a method, by field."""
         return {"lr": self.lr} | (method.grid or {})
 
-    def points(self, method: Method) -> list[dict[str, float]]:
+    def points(self, method: HasGrid) -> list[dict[str, float]]:
         """Every combination of the grid's values."""
         grid = self.grid(method)
         return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

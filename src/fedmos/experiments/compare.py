@@ -17,24 +17,14 @@ from pathlib import Path
 
 import torch
 
-from ..config.fields import FinalOf
-from ..config.schema import CompareConfig, Method, Training, Tuning, check_same, load
+from ..config.schema import CompareConfig, Training, check_same, load
 from ..run.result import Result
 from ..storage import RunFolder, toml
 from ..storage.files import replace_file
+from .comparison import Comparison, run_folder
 from .progress import ComparisonObserver
-from .runner import (
-    PlannedMethod,
-    PlannedRun,
-    Runner,
-    mergeable_methods,
-    planned_methods,
-    resolve_target,
-    tuning_runs,
-)
-from .seed_statistics import MethodResult, TunedValues, spread
+from .runner import PlannedRun, Runner, mergeable_methods, resolve_target
 from .table import ComparisonTable, write
-from .tune import choose, trial_of
 
 CONFIGURATION = "comparison.toml"
 """The name, in a comparison's folder, of its configuration."""
@@ -74,7 +64,7 @@ def compare(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker) as pool:
         try:
-            results = _Comparison(config, out, observer, pool, workers).results()
+            results = Comparison(config, _PoolTrainer(config, out, pool, workers, observer), observer).results()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -82,13 +72,6 @@ def compare(
     table = ComparisonTable(metric=config.metric, target=target, baseline=config.reference, results=results)
     write(table, out)
     return table
-
-
-def run_folder(config: CompareConfig, run: PlannedRun, out: Path) -> Path:
-    """Return the folder of a run of the comparison in `out`."""
-    number = [method.label for method in config.methods].index(run.label)
-    values = "-".join(f"{field}{value:g}" for field, value in run.values)
-    return out / ("tuning" if run.tuning else "runs") / f"{number}-{values}-seed{run.seed}"
 
 
 def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None:
@@ -112,82 +95,44 @@ def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None
     check_same(f"the comparison in {out}", old, new)
 
 
-class _Comparison:
-    """The runs of a comparison, in the processes of a pool."""
+class _PoolTrainer:
+    """Trains the runs of a configuration in the processes of a pool, each in its folder."""
 
     def __init__(
-        self, config: CompareConfig, out: Path, observer: ComparisonObserver, pool: ProcessPoolExecutor, workers: int
+        self, config: CompareConfig, out: Path, pool: ProcessPoolExecutor, workers: int, observer: ComparisonObserver
     ) -> None:
-        self._config, self._out, self._observer, self._pool = config, out, observer, pool
+        self._out, self._config, self._pool, self._observer = out, config, pool, observer
         self._text = config.model_dump_json()
         parallel = workers > 1  # then every method is a task of its own
-        self._groups = [[method] for method in config.methods] if parallel else mergeable_methods(config.methods)
-        self._tasks_per_group = -(workers // -len(self._groups))
-        self._started: dict[PlannedRun, Future[None]] = {}
+        groups = [[method] for method in config.methods] if parallel else mergeable_methods(config.methods)
+        self.groups = [[method.label for method in group] for group in groups]
+        self._tasks_per_group = -(workers // -len(groups))
+        self._started: dict[PlannedRun, Future[int]] = {}
 
-    def results(self) -> list[MethodResult]:
-        """Train everything, and return the rows of the table."""
-        config = self._config
-        tuned = {} if config.tune is None else self._tune(config.tune)
-        for group in self._groups:
-            self._start(group, planned_methods(config, tuned))
-        return [self._result(planned) for planned in planned_methods(config, tuned)]
-
-    def _tune(self, tune: Tuning) -> dict[str, TunedValues]:
-        """Choose values for every method, by label. The runs of the table start as early as possible."""
-        config, tuned = self._config, dict[str, TunedValues]()
-        trials = {method.label: tuning_runs(config, method) for method in config.methods}
-        for label, runs in trials.items():
-            self._observer.tuning(config.tuned_as(label), self._folders(runs))
-        for group in self._groups:
-            self._start(group, planned_methods(config, {}), [run for method in group for run in trials[method.label]])
-        for group in self._groups:
-            for label in (method.label for method in group):
-                runs = trials[label]
-                results = zip(runs, self._wait(runs), strict=True)
-                tuned[label] = choose(tune, config.metric, [trial_of(config, run, result) for run, result in results])
-                self._observer.tuned(config.tuned_as(label), str(tuned[label]))
-            self._start(group, planned_methods(config, tuned))
-        return tuned
-
-    def _start(self, group: list[Method], rows: list[PlannedMethod], runs: Sequence[PlannedRun] = ()) -> None:
-        """Submit `runs` and the runs of a group's rows, except those that have been started, as a few tasks."""
-        for planned in rows:
-            own = planned.runs(self._config.seeds)
-            if planned.method in group and not all(run in self._started for run in own):
-                self._observer.training(planned.label, self._folders(own))
-                runs = [*runs, *own]
+    def start(self, runs: Sequence[PlannedRun]) -> None:
+        """Submit runs, except those that have been started, as a few tasks."""
         new = [run for run in dict.fromkeys(runs) if run not in self._started]
         width = max(1, -(len(new) // -self._tasks_per_group))
         for i in range(0, len(new), width):
             task = new[i : i + width]
             future = self._pool.submit(_train, self._text, task, str(self._out))
+            future.add_done_callback(self._count)
             self._started |= dict.fromkeys(task, future)
 
-    def _wait(self, runs: list[PlannedRun]) -> list[Result]:
+    def _count(self, future: Future[int]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._observer.rounds_trained += future.result()
+
+    def started(self, run: PlannedRun) -> bool:
+        return run in self._started
+
+    def results(self, runs: Sequence[PlannedRun]) -> list[Result]:
         for run in runs:
             self._started[run].result()
-        return [Result.load(folder) for folder in self._folders(runs)]
+        return [Result.load(folder) for folder in self.folders(runs)]
 
-    def _folders(self, runs: list[PlannedRun]) -> list[Path]:
+    def folders(self, runs: Sequence[PlannedRun]) -> list[Path]:
         return [run_folder(self._config, run, self._out) for run in runs]
-
-    def _result(self, planned: PlannedMethod) -> MethodResult:
-        results = self._wait(planned.runs(self._config.seeds))
-        result = planned.result(dict(zip(self._config.seeds, results, strict=True)))
-        self._observer.trained(planned.label, _outcome(self._config, result))
-        return result
-
-
-def _outcome(config: CompareConfig, result: MethodResult) -> str:
-    """One line about a method, which needs no other method's results."""
-    known = [v for v in result.final(config.metric).values() if v is not None]
-    final = f"final {config.metric} {spread(known, 3) if known else 'not measured'}"
-    if isinstance(config.level, FinalOf):
-        return final
-    costs = result.costs(config.metric, config.level).values()
-    rounds = spread([None if c is None else c.rounds for c in costs])
-    return f"rounds to {config.metric} {config.level:g}: {rounds}; {final}"
 
 
 def _start_worker() -> None:
@@ -203,24 +148,9 @@ def _exit_with_parent() -> None:
         os._exit(1)  # runs continue from their checkpoints
 
 
-def _train(text: str, runs: list[PlannedRun], out: str) -> None:
-    """Train runs in a worker process; `text` is the configuration as JSON."""
+def _train(text: str, runs: list[PlannedRun], out: str) -> int:
+    """Train runs in a worker process and return the number of rounds; `text` is the configuration as JSON."""
     config = CompareConfig.model_validate_json(text)
-    Runner(config, lambda run: RunFolder(run_folder(config, run, Path(out)), light=config.light)).train(runs)
-
-
-def caption(config: CompareConfig) -> str:
-    """Return the note below the table: seeds, and where the step sizes come from."""
-    how = "its own step size"
-    if config.tune is not None:
-        tune = config.tune
-        grid = ", ".join(f"{lr:g}" for lr in tune.lr)
-        best = {"rounds": "reached it first", "final": "ended best"}[tune.by]
-        within = "" if tune.rounds is None else f" within {tune.rounds} rounds"
-        picked = f"the step size among {grid} that {best}{within} on seed {tune.seed}"
-        if any(method.grid for method in config.methods):
-            picked += " (some with a grid of their own)"
-        how = picked if tune.rows == "tuned" else f"{how} and, where it says tuned, with {picked}"
-    return (
-        f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions."
-    )
+    runner = Runner(config, lambda run: RunFolder(run_folder(config, run, Path(out)), light=config.light))
+    runner.train(runs)
+    return runner.rounds_trained

@@ -18,6 +18,9 @@ _TAIL = 2**16
 class ComparisonObserver:
     """Is called as tuning and training of a method begin and end. Override the methods you need."""
 
+    rounds_trained = 0
+    """Rounds that have been trained since the comparison was started or continued, over all runs."""
+
     def tuning(self, label: str, folders: list[Path]) -> None:
         """The tuning runs of a method begin, in the given folders."""
 

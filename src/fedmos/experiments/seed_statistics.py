@@ -16,6 +16,9 @@ from ..run.result import Result
 _RESAMPLES = 10_000
 _CONFIDENCE = 0.95
 
+MIN_SEEDS = 3
+"""Seeds that a bootstrap interval needs. Resampling two seeds gives only their range, or one value."""
+
 
 class TargetCost(NamedTuple):
     """What a run has spent when it reaches the target."""
@@ -137,7 +140,7 @@ class Ratio(NamedTuple):
     value: float
     low: float | None
     high: float | None
-    """Ends of the 95 % bootstrap interval over seeds; None for a single seed."""
+    """Ends of the 95 % bootstrap interval over seeds; None for fewer than three seeds."""
     seeds: int
     """Number of seeds with which both reached the target."""
 
@@ -153,8 +156,8 @@ def ratio(baseline: Mapping[int, float | None], own: Mapping[int, float | None])
     if not len(table) or not table[:, 1].all():
         return None
     value = float(table[:, 0].sum() / table[:, 1].sum())
-    if len(table) == 1:
-        return Ratio(value, None, None, 1)
+    if len(table) < MIN_SEEDS:
+        return Ratio(value, None, None, len(table))
     draws = np.random.Generator(np.random.PCG64(0)).integers(len(table), size=(_RESAMPLES, len(table)))
     sums = table[draws].sum(1)
     tail = (1 - _CONFIDENCE) / 2

@@ -6,17 +6,17 @@ import math
 from collections.abc import Collection, Sequence
 
 from ..config.fields import FinalOf
-from ..config.schema import CompareConfig, Tuning
+from ..config.schema import Tuning
 from ..core.metric_names import is_loss
 from ..run.result import Result
-from .runner import PlannedRun
+from .runner import AnyComparison, PlannedRun
 from .seed_statistics import GridTrial, TunedValues, last_value
 
 
-def trial_of(config: CompareConfig, run: PlannedRun, result: Result) -> GridTrial:
+def trial_of(config: AnyComparison, run: PlannedRun, result: Result) -> GridTrial:
     """Return the outcome of a tuning run. An interrupted run, e.g. one that diverged, has no final value."""
     level = config.level
-    rounds = None if isinstance(level, FinalOf) else result.rounds_to(config.metric, level)
+    rounds = None if level is None or isinstance(level, FinalOf) else result.rounds_to(config.metric, level)
     return GridTrial(
         dict(run.values), rounds, None if result.interrupted else last_value(result.history, config.metric)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from ..experiments.seed_statistics import MethodResult
+from ..experiments.seed_statistics import MIN_SEEDS, MethodResult
 from ..experiments.table import ComparisonTable
 
 
@@ -40,6 +40,6 @@ def _compared(table: ComparisonTable, best: MethodResult) -> str:
         return f"; {baseline}, the baseline, {'has no seed in common' if reached else 'did not reach it'}."
     words = f", {found.value:.2f} times less than {baseline}"
     if found.low is None or found.high is None:
-        return f"{words}. One seed gives no interval."
+        return f"{words}. An interval needs {MIN_SEEDS} seeds or more."
     clear = "" if found.low > 1 else ", so seeds do not settle which needs less"
     return f"{words} (95 % interval over {found.seeds} seeds: {found.low:.2f} to {found.high:.2f}{clear})."

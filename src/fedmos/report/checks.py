@@ -25,6 +25,13 @@ class ReportSource:
     """None for a run from Python, whose folder does not record how its data were made."""
     text: str
     """The configuration."""
+    title: str = ""
+    note: str = ""
+    """How the numbers of a comparison's table were obtained."""
+    reference: str | None = None
+    """The label of a comparison's baseline; None for a run."""
+    metric: str | None = None
+    """The metric of a comparison without a target."""
 
 
 def common_target(sources: list[ReportSource], asked: Target | None) -> Target | None:

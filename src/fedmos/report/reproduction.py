@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..experiments.compare import caption
+from ..experiments.captions import caption
 from ..experiments.reproduce.record import StudyRecords, run_folder
 from ..experiments.reproduce.study import StudyPart
 from ..experiments.reproduce.train import ReproduceOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ..evaluation.diagnostics import MEASURES
+from ..experiments.captions import interval_note
 from .client_accuracy import ClientAccuracy
 from .curves import Curve
 from .elements import html_figure
@@ -24,7 +25,7 @@ def outcome(study: ReportStudy) -> str:
     if table.target is not None and len(study.results) > 1:
         words += (
             f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
-            " the target; in brackets, a 95 % bootstrap interval over seeds."
+            f" the target. {interval_note(table)}"
         )
         if against := dict.fromkeys(result.against for result in study.results if result.against is not None):
             words += f" Tuned methods are measured against {' and '.join(against)}."

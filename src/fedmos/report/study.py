@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,17 @@ from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
 from ..core.validation import suggest
-from ..experiments.compare import CONFIGURATION, caption, run_folder
+from ..experiments.captions import caption
+from ..experiments.compare import CONFIGURATION
+from ..experiments.comparison import run_folder
 from ..experiments.runner import planned_methods
-from ..experiments.seed_statistics import GridTrial, MethodResult, TunedValues
+from ..experiments.seed_statistics import MethodResult
 from ..experiments.table import ComparisonTable
 from ..run.options import options_of
 from ..run.result import Result
 from ..run.spec import RunSpec
 from .checks import ReportSource, Target, check_data, check_ends, common_target
+from .python_comparison import read_python_comparison, tuned_values
 from .run_info import algorithm_of, selector_of, started_from_python
 
 _METHOD = (
@@ -93,17 +96,18 @@ def read_study(folders: Sequence[Path], target: Target | None = None, baseline: 
         check_ends(results, common)
     if baseline is not None:
         results = _with_baseline(results, baseline)
-    comparisons = [config.load(CompareConfig, f / CONFIGURATION) for f in folders if (f / CONFIGURATION).exists()]
+    comparisons = [source for source in sources if source.reference is not None]
     labels = [result.label for result in results]
-    references = [one.reference for one in comparisons if one.reference in labels]
+    references = [source.reference for source in comparisons if source.reference in labels]
+    metrics = dict.fromkeys(source.metric for source in sources)
     table = ComparisonTable(
-        metric=common[0] if common is not None else _measured(results),
+        metric=common[0] if common is not None else (len(metrics) == 1 and sources[0].metric) or _measured(results),
         target=None if common is None else common[1],
         baseline=baseline or (references or labels)[0],
         results=results,
     )
     if len(comparisons) == len(folders) == 1:
-        return ReportStudy(comparisons[0].title, caption(comparisons[0]), table, sources)
+        return ReportStudy(comparisons[0].title, comparisons[0].note, table, sources)
     note = "Mean ± standard deviation over seeds. MB count both directions."
     return ReportStudy(_title(folders), note, table, sources)
 
@@ -126,7 +130,8 @@ def _title(folders: Sequence[Path]) -> str:
 
 def _source(folder: Path) -> ReportSource:
     if (folder / CONFIGURATION).exists():
-        return _comparison(folder)
+        text = (folder / CONFIGURATION).read_text("utf-8")
+        return read_python_comparison(folder, text) if started_from_python(text) else _comparison(folder)
     if (folder / "checkpoints").is_dir():
         return _run(folder)
     raise FileNotFoundError(f"Cannot report {folder} because it is the folder of neither a run nor a comparison")
@@ -136,7 +141,7 @@ def _comparison(folder: Path) -> ReportSource:
     settings = config.load(CompareConfig, folder / CONFIGURATION)
     try:
         table = json.loads((folder / "table.json").read_text("utf-8"))
-        tuned = [_tuned(m["tuned"]) for m in table["methods"] if m["tuned"] is not None]
+        tuned = [tuned_values(m["tuned"]) for m in table["methods"] if m["tuned"] is not None]
         labels = [method.label for method in settings.methods] if settings.tune is not None else []
         planned = planned_methods(settings, dict(zip(labels, tuned, strict=True)))
         target = (str(table["metric"]), float(table["target"]))
@@ -151,12 +156,16 @@ def _comparison(folder: Path) -> ReportSource:
         for one in planned
     ]
     text = (folder / CONFIGURATION).read_text("utf-8")
-    return ReportSource(folder=folder, results=results, target=target, data=settings.data, text=text)
-
-
-def _tuned(table: Mapping[str, Any]) -> TunedValues:
-    """Read the tuned values of a method from table.json."""
-    return TunedValues(dict(table["values"]), dict(table["edges"]), [GridTrial(**one) for one in table["tried"]])
+    return ReportSource(
+        folder=folder,
+        results=results,
+        target=target,
+        data=settings.data,
+        text=text,
+        title=settings.title,
+        note=caption(settings),
+        reference=settings.reference,
+    )
 
 
 def _run(folder: Path) -> ReportSource:

@@ -1,0 +1,1 @@
+"""`fm.compare` and `fm.tune`: comparisons of the user's own objects."""
