@@ -17,7 +17,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/contract.md", "docs/data.md", "docs/models.md", "docs/results.md"])
+DOCUMENTED = ("contract", "data", "models", "results", "comparing")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in DOCUMENTED)])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = "\n".join(blocks(page, "python"))

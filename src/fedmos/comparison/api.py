@@ -13,7 +13,6 @@ from torch import nn
 from ..algorithm import Algorithm
 from ..core.formatting import format_value
 from ..data.federated import FederatedData
-from ..run.callbacks import Progress
 from ..selection.selector import Selector
 from .outcome import ComparisonResult, TuningResult
 
@@ -184,6 +183,6 @@ def _observer() -> ComparisonObserver:
     """Print a line about each method on a terminal."""
     from ..experiments.progress import ComparisonObserver, LineObserver
 
-    if not Progress.wanted():
+    if not sys.stderr.isatty():
         return ComparisonObserver()
     return LineObserver(lambda line: print(line, file=sys.stderr))

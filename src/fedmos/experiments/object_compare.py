@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,9 @@ def compare_objects(
         out: Folder for the runs and the table. A comparison that it holds already continues.
         observer: Is called as tuning and training of a method begin and end.
     """
-    if out is not None:
-        claim_folder(plan, out)
     trainer = LocalTrainer(plan, out, observer)
-    rows = Comparison(plan, trainer, observer).results()
+    with _in_folder(plan, out):
+        rows = Comparison(plan, trainer, observer).results()
     target = resolve_target(plan, rows)
     table = ComparisonTable(metric=plan.metric, target=target, baseline=plan.reference, results=rows)
     if out is not None:
@@ -98,18 +98,33 @@ def tune_objects(
     plan: ObjectComparison, out: Path | None, observer: ComparisonObserver
 ) -> tuple[dict[str, TunedValues], LocalTrainer]:
     """Train the tuning runs only; return the chosen values by label, and the trainer, which has the results."""
-    if out is not None:
-        claim_folder(plan, out)
     trainer = LocalTrainer(plan, out, observer)
-    return ({} if plan.tune is None else Comparison(plan, trainer, observer).tune(plan.tune)), trainer
+    with _in_folder(plan, out):
+        return ({} if plan.tune is None else Comparison(plan, trainer, observer).tune(plan.tune)), trainer
 
 
-def claim_folder(plan: ObjectComparison, out: Path) -> None:
+@contextmanager
+def _in_folder(plan: ObjectComparison, out: Path | None) -> Iterator[None]:
     """Write the description of a comparison into its folder, unless the folder holds another one.
 
     Other step sizes, seeds and grid values, more rounds, and methods appended to the list are allowed: their runs have
-    their own folders or go on. Runs refuse other options themselves.
+    their own folders or go on. Runs refuse other options themselves, and then the folder keeps its earlier files.
     """
+    if out is None:
+        yield
+        return
+    paths = [out / CONFIGURATION, out / "table.json"]
+    before = {path: path.read_bytes() for path in paths if path.exists()}
+    _claim(plan, out)
+    try:
+        yield
+    except ValueError:
+        for path, content in before.items():
+            replace_file(path, content)
+        raise
+
+
+def _claim(plan: ObjectComparison, out: Path) -> None:
     path, now = out / CONFIGURATION, described(plan)
     if path.exists():
         before = tomllib.loads(path.read_text("utf-8"))
@@ -144,7 +159,7 @@ def described(plan: ObjectComparison) -> dict[str, Any]:
     if plan.tune is not None:
         rows += [{"label": plan.tuned_as(m.label), "method": i, "tuned": True} for i, m in enumerate(plan.methods)]
     level = {"final_of": plan.level.final_of} if isinstance(plan.level, FinalOf) else plan.level
-    return {
+    table = {
         "from_python": True,
         "title": plan.title,
         "note": caption(plan),
@@ -162,9 +177,10 @@ def described(plan: ObjectComparison) -> dict[str, Any]:
         "tune": None if plan.tune is None else plan.tune.model_dump(exclude={"lr"}, exclude_none=True),
         "options": {name: one_line(repr(value), 500) for name, value in plan.options.items()},
     }
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def text_of(plan: ObjectComparison) -> str:
     """Return the description as TOML."""
     head = "# What fm.compare was given; the same call continues the comparison.\n"
-    return head + toml.dumps({key: value for key, value in described(plan).items() if value is not None})
+    return head + toml.dumps(described(plan))

@@ -12,13 +12,15 @@ from ..config import schema as config
 from ..config.fields import FinalOf
 from ..config.schema import CompareConfig
 from ..core.history import History
-from ..experiments.compare import CONFIGURATION, caption, run_folder
+from ..experiments.captions import caption
+from ..experiments.compare import CONFIGURATION
+from ..experiments.comparison import run_folder
 from ..experiments.runner import PlannedMethod, PlannedRun, planned_methods, rounds_of, tuning_runs
 from ..experiments.seed_statistics import MethodResult
 from ..experiments.table import ComparisonTable
 from ..storage.segments import decode_history
 from .checks import ReportSource, Target
-from .run_info import algorithm_of
+from .run_info import algorithm_of, started_from_python
 from .study import Progress, ReportStudy
 
 METRICS_FILE = "metrics.jsonl"
@@ -88,6 +90,10 @@ def running_study(folder: Path, every: float, target: Target | None = None) -> R
 
 
 def _comparison(folder: Path, every: float) -> ReportStudy | None:
+    if started_from_python((folder / CONFIGURATION).read_text("utf-8")):
+        raise ValueError(
+            f"Cannot watch {folder} because its comparison was started from Python; use fedmos report once it is complete"
+        )
     settings = config.load(CompareConfig, folder / CONFIGURATION)
     rows = list(_rows(settings, folder))
     level = None if isinstance(settings.level, FinalOf) else settings.level
@@ -120,7 +126,7 @@ def _final_folders(settings: CompareConfig, trial: PlannedRun, folder: Path) -> 
 
 
 def _row(settings: CompareConfig, folder: Path, planned: PlannedMethod, runs: Sequence[PlannedRun]) -> _Row:
-    method = planned.method
+    method = next(method for method in settings.methods if method.label == planned.method.label)
     info = {"algorithm": method.algorithm.name, "selection": method.selection.name, "clients": settings.data.clients}
     own = [_RunningRun(run.seed, run_folder(settings, run, folder), rounds_of(settings, run)) for run in runs]
     return _Row(planned.label, dict(planned.values)["lr"], info, own)
