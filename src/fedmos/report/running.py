@@ -92,7 +92,7 @@ def running_study(folder: Path, every: float, target: Target | None = None) -> R
 def _comparison(folder: Path, every: float) -> ReportStudy | None:
     if started_from_python((folder / CONFIGURATION).read_text("utf-8")):
         raise ValueError(
-            f"Cannot watch {folder} because its comparison was started from Python; use fedmos report once it is complete"
+            f"Cannot watch {folder} because its comparison was started from Python; use fedmos report when it is over"
         )
     settings = config.load(CompareConfig, folder / CONFIGURATION)
     rows = list(_rows(settings, folder))
