@@ -11,7 +11,7 @@ from fedmos.engine import batched
 from fedmos.engine import execution_plan as plan
 from fedmos.engine.execution_plan import ExecutionPlan
 from fedmos.engine.executor import JobExecutor
-from fedmos.evaluation import metrics
+from fedmos.evaluation import sample_weights
 from fedmos.evaluation.metrics import Evaluator
 
 DIGITS = fm.datasets.load("digits")
@@ -180,7 +180,7 @@ def test_mistakes_get_a_sentence(tmp_path):
 @pytest.mark.parametrize("much_fewer", [0, 1], ids=["all samples for all", "each its own samples"])
 def test_models_evaluated_together_get_their_own_weights(monkeypatch, much_fewer):
     """As on a GPU: one evaluation for all, though cohorts of different sizes bring the runs there in another order."""
-    monkeypatch.setattr(metrics, "_MUCH_FEWER", much_fewer)
+    monkeypatch.setattr(sample_weights, "_MUCH_FEWER", much_fewer)
     monkeypatch.setattr(Evaluator, "of_all", classmethod(lambda cls, tasks: cls(tasks, vectorised=True)))
     runs = [run_of(seed, fm.FedAvg(lr=0.1)) for seed in range(4)]
     shared = SHARED | {"selection": fm.MD(m=6)}
@@ -200,7 +200,7 @@ def test_samples_of_other_runs_do_not_spoil_an_evaluation(monkeypatch, much_fewe
         def split(self, labels, clients, seed):
             return self.parts
 
-    monkeypatch.setattr(metrics, "_MUCH_FEWER", much_fewer)
+    monkeypatch.setattr(sample_weights, "_MUCH_FEWER", much_fewer)
     monkeypatch.setattr(Evaluator, "of_all", classmethod(lambda cls, tasks: cls(tasks, vectorised=True)))
     x = np.array([[1e25], [1.0], [2.0]], np.float32)  # the first one's loss is infinite
     data = Dataset("numbers", x, x.copy())
