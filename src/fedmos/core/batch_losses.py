@@ -1,4 +1,10 @@
-"""Losses of a whole batch that are not sums over its samples: `fedmos.losses`."""
+"""Losses of a whole batch that are not sums over its samples: `fedmos.losses`.
+
+Example:
+    >>> loss = fm.losses.Batch(lambda outputs, targets: (outputs[:, 0] - targets).abs().max())
+    >>> float(loss(torch.zeros(2, 1), torch.tensor([1.0, 3.0]), torch.ones(2, dtype=torch.bool)))
+    3.0
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 A metric is a function (outputs, targets) → number over the whole test set. The classes here are such functions with a
 name, so that they can be given in a list: `metrics=[fm.metrics.AUC()]`.
+
+Example:
+    >>> fm.metrics.MAE()(torch.zeros(2), torch.tensor([1.0, 3.0]))
+    2.0
 """
 
 from __future__ import annotations
