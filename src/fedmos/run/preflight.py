@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -33,6 +34,7 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
     N = len(spec.data)
     with located("data"):
         spec.data.validate()
+        _warn_of_rounding(spec)
     with located(f"{where}selection"):
         spec.selection.validate(N)
         if isinstance(spec.loss, Batch) and "start_squared_loss" in spec.selection.reports:
@@ -49,6 +51,23 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
             Clock(spec.system, N, spec.seed)
     with located(f"{where}algorithm"):
         _check_step_size(spec)
+
+
+def _warn_of_rounding(spec: RunSpec) -> None:
+    """Warn of integers that the run's dtype rounds: those that are normalised, and those in a float64 table."""
+    data, dtype = spec.data, spec.dtype
+    integers = data.normalize is not None and data.x.dtype in (torch.int32, torch.int64)
+    table = data.encoding is not None and data.x.dtype == torch.float64 and dtype != torch.float64
+    if not (integers or table):
+        return
+    whole = data.x if integers else data.x[data.x == data.x.round()]
+    changed = (whole.to(dtype).to(torch.float64) != whole.to(torch.float64)).nonzero()
+    if len(changed):
+        warnings.warn(
+            f"The integers of the inputs are rounded in {str(dtype).removeprefix('torch.')}, e.g. "
+            f"{int(whole[tuple(changed[0])])}; use dtype=torch.float64, or smaller numbers",
+            stacklevel=2,
+        )
 
 
 def _check_step_size(spec: RunSpec) -> None:

@@ -274,3 +274,19 @@ def test_csv_files_that_are_wrong(tmp_path):
     data = FederatedData.from_csv(write(tmp_path, large, "large.csv"), client="site", target="y")
     assert data.x.dtype == torch.float32
     assert np.allclose(data.x[:, 0], [1e30, 2.5e20])
+
+
+# Rounding in a run
+
+
+def test_a_run_that_rounds_integers_warns():
+    frame = pd.DataFrame({"site": list("aabb"), "p": [2**24 + 1, 2, 3, 4], "q": [0.5] * 4, "label": [0, 1, 0, 1]})
+    model = fm.models.logistic(features=2, classes=2)
+    data = load(frame, dtype="float64")
+    with pytest.warns(UserWarning, match="The integers of the inputs are rounded in float32, e.g. 16777217; use dtype"):
+        fm.run(model, data, fm.FedAvg(lr=0.1), fm.Full(), **OPTIONS)
+    fm.run(model, data, fm.FedAvg(lr=0.1), fm.Full(), dtype=torch.float64, **OPTIONS)
+    clients = [(np.array([[2**24 + 1, 5], [1, 2]]), np.array([0, 1]))]
+    whole = FederatedData.from_arrays(clients).declare(normalize=fm.Normalize(mean=0.0, std=2.0**24))
+    with pytest.warns(UserWarning, match="The integers of the inputs are rounded in float32"):
+        fm.run(model, whole, fm.FedAvg(lr=0.1), fm.Full(), **OPTIONS)

@@ -101,7 +101,7 @@ _CIFAR100 = tuple(
 )
 _DIGITS, _CAPITALS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
-_IMAGENET = Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+_IMAGENET = Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), scale=255.0)
 
 # Hub ids, configurations and columns are from stored copies of the dataset cards and were not tested online. Sizes of
 # StackOverflow, Landmarks-User-160k (gldv2) and iNaturalist-User-120k are those of TensorFlow Federated, which provides
@@ -115,7 +115,7 @@ _ALL = (
         classes=10,
         train=60_000,
         test=10_000,
-        normalize=Normalize(mean=0.1307, std=0.3081),
+        normalize=Normalize(mean=0.1307, std=0.3081, scale=255.0),
         labels=tuple(_DIGITS),
         columns=ColumnNames(input=("image", "img"), target=("label",)),
         formats=("parquet", "idx"),
@@ -131,7 +131,7 @@ _ALL = (
         classes=10,
         train=60_000,
         test=10_000,
-        normalize=Normalize(mean=0.2860, std=0.3530),
+        normalize=Normalize(mean=0.2860, std=0.3530, scale=255.0),
         labels=_FASHION,
         columns=ColumnNames(input=("image", "img"), target=("label",)),
         formats=("parquet", "idx"),
@@ -147,7 +147,7 @@ _ALL = (
         classes=10,
         train=50_000,
         test=10_000,
-        normalize=Normalize(mean=0.5, std=0.5),
+        normalize=Normalize(mean=0.5, std=0.5, scale=255.0),
         labels=_CIFAR10,
         columns=ColumnNames(input=("img", "image"), target=("label",)),
         formats=("parquet", "cifar10"),
@@ -164,7 +164,7 @@ _ALL = (
         train=50_000,
         test=10_000,
         # The usual means and standard deviations of the channels (not computed from the data).
-        normalize=Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+        normalize=Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), scale=255.0),
         labels=_CIFAR100,
         columns=ColumnNames(input=("img", "image"), target=("fine_label", "label")),
         formats=("parquet", "cifar100"),
@@ -180,7 +180,7 @@ _ALL = (
         classes=62,
         train=732_849,  # approximate: the hub's 814,277 less one in ten of each writer's samples
         test=81_428,
-        normalize=Normalize(mean=0.5, std=0.5),
+        normalize=Normalize(mean=0.5, std=0.5, scale=255.0),
         labels=tuple(_DIGITS + _CAPITALS + _CAPITALS.lower()),
         columns=ColumnNames(input=("image",), target=("character", "label"), owner=("writer_id", "client_id")),
         formats=("parquet",),
