@@ -128,6 +128,7 @@ def test_own_objects_in_memory(compare, tmp_path, monkeypatch):
     page = made.report("report.html").read_text()
     assert "from_python = true" in page
     assert page.count("Speed-ups have no interval") == 1
+    assert "Samples by client and class for seed 4" in page
 
 
 def test_runs_are_those_of_fm_run(compare, data):
@@ -177,6 +178,7 @@ def test_the_final_value_of_a_method_as_a_target(compare):
     finals = [result.history[-1].accuracy for result in made.results["sign"]]
     assert made.table.target == sum(finals) / 2
     assert made.table.baseline == "sign"
+    assert compare({"FedAvg": fm.FedAvg(lr=0.1)}, seeds=1).note.startswith("One seed; every method with its own")
 
 
 def test_a_metric_of_the_user_as_a_target(compare):
@@ -287,6 +289,7 @@ AVG = fm.FedAvg(lr=0.1)
         ({"a": AVG}, {"target": {"accuracy": {"final_of": "b"}}}, "must be the label of a method, got 'b'"),
         ({"a": AVG}, {"metric": "f1"}, "must name one of"),
         ({"a": AVG}, {"tune": {"lr": []}}, "compare: 'tune' must have different numbers to try for 'lr'"),
+        ({"a": AVG}, {"tune": {}}, "compare: 'tune' must have values to try"),
         ({"a": AVG}, {"tune": {"mu": [0.1]}}, "compare: 'tune': FedAvg has no field 'mu'"),
         ({"a": AVG}, {"tune": {"lr": [0.1], "seed": 1}}, "a seed that the table does not use, got 1"),
         ({"a": AVG}, {"tune": {"lr": [0.1], "by": "round"}}, "by: must be one of 'rounds', 'final'"),

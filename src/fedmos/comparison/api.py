@@ -102,7 +102,13 @@ def compare(
     folder = None if out is None else Path(out)
     table, results = compare_objects(made, folder, _observer())
     return ComparisonResult(
-        title=title, note=caption(made), table=table, results=results, folder=folder, description=text_of(made)
+        title=title,
+        note=caption(made),
+        table=table,
+        results=results,
+        folder=folder,
+        description=text_of(made),
+        federation=made.of_seed("data", made.data, made.seeds[0]),
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..algorithm import Algorithm
+from ..data.federated import FederatedData
 from ..run.result import Result
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class ComparisonResult:
     """The folder of the comparison; None if it is in memory only."""
     description: str = field(repr=False)
     """The comparison as TOML to read."""
+    federation: FederatedData = field(repr=False)
+    """The data of the first seed, whose split the report shows."""
 
     def __str__(self) -> str:
         from ..experiments.captions import interval_note
@@ -69,6 +72,7 @@ class ComparisonResult:
             target=target,
             data=None,
             text=self.description,
+            federation=self.federation,
         )
         page = html(ReportStudy(self.title, self.note, self.table, [source]))
         with storage_errors(f"write {path}", "use another name"):

@@ -21,9 +21,9 @@ def caption(config: AnyComparison) -> str:
         if isinstance(config, CompareConfig) and any(method.grid for method in config.methods):
             picked += " (some with a grid of their own)"
         how = picked if tune.rows == "tuned" else f"{how} and, where it says tuned, with {picked}"
-    return (
-        f"Mean ± standard deviation over {len(config.seeds)} seeds; every method with {how}. MB count both directions."
-    )
+    many = len(config.seeds)
+    spread = f"Mean ± standard deviation over {many} seeds" if many > 1 else "One seed"
+    return f"{spread}; every method with {how}. MB count both directions."
 
 
 def _grid_words(config: AnyComparison) -> str:

@@ -72,6 +72,8 @@ def plan(
     require(caller, "rounds", options["rounds"], count)
     rounds = int(options.pop("rounds"))
     tuning, shared = (None, {}) if tune is None else _tuning(caller, tune, table_seeds, rounds, level)
+    if tuning is not None and not shared and not any("grid" in own for own in listed.values()):
+        raise ValueError(f"{caller}: 'tune' must have values to try, such as {{'lr': [0.01, 0.1]}}, got none")
     made = ObjectComparison(
         title=title,
         methods=[_method(label, own, tuning, shared) for label, own in listed.items()],

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.schema import DataConfig
 from ..core.formatting import format_value
+from ..data.federated import FederatedData
 from ..experiments.seed_statistics import MethodResult
 
 Target = tuple[str, float]
@@ -32,6 +33,8 @@ class ReportSource:
     """The label of a comparison's baseline; None for a run."""
     metric: str | None = None
     """The metric of a comparison without a target."""
+    federation: FederatedData | None = None
+    """The data of the first seed, if they are in memory."""
 
 
 def common_target(sources: list[ReportSource], asked: Target | None) -> Target | None:

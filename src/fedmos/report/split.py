@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..data.describe import describe
+from ..data.federated import FederatedData
 from .study import ReportStudy
 
 _MOST = 50
@@ -26,6 +27,9 @@ class SplitFigure(NamedTuple):
 
 def split_figure(study: ReportStudy) -> SplitFigure | str:
     """Rebuild the first seed's split from the configuration; return a sentence if that is not possible."""
+    held = next((source for source in study.sources if source.federation is not None), None)
+    if held is not None and held.federation is not None:
+        return _figure(next(iter(held.results[0].runs)), held.federation)
     source = next((source for source in study.sources if source.data is not None), None)
     if source is None or source.data is None:
         return "The runs were started from Python, and their folders do not record how their data were made."
@@ -36,6 +40,11 @@ def split_figure(study: ReportStudy) -> SplitFigure | str:
         return f"The data could not be loaded again: {error}"
     if data.fingerprint() != info.get("data"):
         return "The data have changed since the runs."
+    return _figure(seed, data)
+
+
+def _figure(seed: int, data: FederatedData) -> SplitFigure | str:
+    """Count the samples of each class and client; return a sentence if targets are no classes."""
     described = describe(data)
     if described.labels is None:
         return f"Targets are not class numbers.\n{described}"
