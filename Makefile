@@ -14,7 +14,7 @@ test: $(READY)        ## lint, check imports and types, and run the tests that C
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/algorithms -k "trajectory or agree or identity"

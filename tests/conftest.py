@@ -1,5 +1,6 @@
 """Small federations that many tests share."""
 
+import gc
 import os
 import tempfile
 
@@ -13,6 +14,12 @@ pytest.register_assert_rewrite("helpers")
 os.environ["FEDMOS_CACHE"] = tempfile.mkdtemp(prefix="fedmos-tests-")  # what tests time is theirs
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network
 torch.set_num_threads(1)  # the suite runs in two processes
+
+
+def pytest_collection_finish() -> None:
+    """Leave the modules that are loaded by now out of garbage collections, which would look at a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

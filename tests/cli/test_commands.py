@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -11,12 +12,9 @@ from fedmos.config import schema as config
 from fedmos.experiments.compare import compare
 from fedmos.experiments.progress import LineObserver
 from helpers import comparisons
+from helpers.command_line import command_line, command_line_process
 from helpers.configs import RUN
 from helpers.processes import descendants, running, wait_until
-
-
-def fedmos(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "fedmos", *arguments], cwd=cwd, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -26,13 +24,13 @@ def folder(tmp_path):
 
 
 def test_run_trains_saves_and_resumes(folder):
-    done = fedmos("run", "mos.toml", "--set", "rounds=3", cwd=folder)
+    done = command_line_process("run", "mos.toml", "--set", "rounds=3", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "accuracy 0.9" in done.stdout
     assert "not reached" in done.stdout
     result = fm.Result.load(folder / "runs" / "mos")
     assert len(result.history) == 3
-    again = fedmos("run", "mos.toml", "--resume", "--set", "rounds=4", cwd=folder)
+    again = command_line("run", "mos.toml", "--resume", "--set", "rounds=4", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert len(fm.Result.load(folder / "runs" / "mos").history) == 4
 
@@ -124,22 +122,25 @@ def test_bad_configurations_end_in_a_sentence(folder, case, capsys, monkeypatch)
 
 def test_errors_reach_the_shell_the_same_way(folder):
     (folder / "broken.toml").write_text("rounds = = 3")
-    for arguments, sentence in ((["broken.toml"], "not TOML"), (["nothing.toml"], "Cannot read nothing.toml")):
-        done = fedmos("run", *arguments, cwd=folder)
+    for start, file, sentence in (
+        (command_line_process, "broken.toml", "not TOML"),
+        (command_line, "nothing.toml", "Cannot read nothing.toml"),
+    ):
+        done = start("run", file, cwd=folder)
         assert done.returncode == 2
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr
 
 
 def test_list_names_everything(folder):
-    shown = fedmos("list", cwd=folder).stdout
+    shown = command_line("list", cwd=folder).stdout
     for name in [*fm.algorithms(), *fm.selectors(), "ByClass", "cnn_mnist", "digits"]:
         assert name in shown
 
 
 def test_version_and_help(folder):
-    assert fedmos("--version", cwd=folder).stdout.strip() == f"fedmos {fm.__version__}"
-    shown = fedmos("--help", cwd=folder).stdout
+    assert command_line("--version", cwd=folder).stdout.strip() == f"fedmos {fm.__version__}"
+    shown = command_line("--help", cwd=folder).stdout
     assert all(command in shown for command in ("demo", "run", "compare", "list"))
 
 
@@ -164,7 +165,7 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
         },
     )
     said = []
-    table = compare(settings, tmp_path, LineObserver(said.append), workers=1)
+    table = comparisons.compare(settings, tmp_path, LineObserver(said.append))
     rows = table.results
     assert rows[0].lr == 0.2
     assert [c.heading for c in table.columns()][2] == "rounds to train_loss 2.2"
@@ -182,7 +183,7 @@ def test_compare_tunes_tabulates_and_continues(tmp_path):
     assert config.load(config.CompareConfig, tmp_path / "comparison.toml") == settings
 
     written = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("state.safetensors")}
-    again = compare(settings, tmp_path, workers=1)
+    again = comparisons.compare(settings, tmp_path)
     assert again.cells() == cells
     assert len(written) == 2 * 2 + 2 * 2
     assert written == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("state.safetensors")}  # nothing ran again
@@ -194,7 +195,8 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     kept = comparisons.settings(seeds=[0], title="A [/b]").model_dump(mode="json", exclude_none=True)
     kept["methods"][0]["label"] = "FedAvg [/b]"
     (tmp_path / "small.toml").write_text(toml.dumps(kept))
-    done = fedmos("compare", "small.toml", cwd=tmp_path)
+    with mock.patch("fedmos.experiments.compare.ProcessPoolExecutor", comparisons.InlineExecutor):
+        done = command_line("compare", "small.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "hopeless" in done.stdout
     assert "A [/b]" in done.stdout
@@ -203,7 +205,7 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     names = {"comparison.toml", "table.json", "table.csv", "table.md", "table.tex", "report.html", "curves.svg"}
     assert names == {p.name for p in out.glob("*.*")}
     assert "Trained for " in done.stdout
-    again = fedmos("compare", "small.toml", "--out", str(out), cwd=tmp_path)
+    again = command_line("compare", "small.toml", "--out", str(out), cwd=tmp_path)
     assert "All runs were finished already; nothing was trained." in again.stdout
     assert "Trained" not in again.stdout
 

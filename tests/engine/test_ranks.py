@@ -15,47 +15,35 @@ from fedmos.engine.ranks import Ranks
 TESTS = Path(__file__).parents[1]
 
 
-def test_one_two_and_four_ranks_come_to_the_same_bits():
-    """Model, server's state, every client's state and history, for jobs of all kinds (see helpers/ranks_job.py)."""
+@pytest.fixture(scope="module")
+def job() -> dict:
+    """The output of helpers/ranks_job.py, which runs everything that needs several ranks in one process and its forks."""
     environment = os.environ | {"PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    job = subprocess.run(
-        [sys.executable, TESTS / "helpers" / "ranks_job.py"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert job.returncode == 0, job.stderr
-    digests, in_company = json.loads(job.stdout.splitlines()[-1])
+    command = [sys.executable, TESTS / "helpers" / "ranks_job.py"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_one_two_and_four_ranks_come_to_the_same_bits(job):
+    """Model, server's state, every client's state and history, for jobs of all kinds."""
+    digests, uneven = job["digests"], job["uneven kernels"]
     assert len(digests) == 8
     for name, by_size in digests.items():
         assert len(set(by_size.values())) == 1, f"{name}: {by_size}"
     assert len({by_size["1"] for by_size in digests.values()}) == len(digests)
-    assert in_company["two"] == in_company["four"] == in_company["two, then one"]
-    assert len({in_company[name] for name in ("one rank", "two", "two, cut off")}) == 3
-
-
-LEAVING = """
-import glob
-import torch
-from fedmos.engine.ranks import join, leave
-
-join()
-torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 3))
-leave()
-threads = [open(name).read() for name in glob.glob("/proc/self/task/*/comm")]
-assert threads and not any("gloo" in thread for thread in threads), threads
-"""
+    assert uneven["two"] == uneven["four"] == uneven["two, then one"]
+    assert len({uneven[name] for name in ("one rank", "two", "two, cut off")}) == 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_who_leaves_the_others_leaves_no_threads_behind(tmp_path):
+def test_leaving_the_process_group_ends_its_threads(job):
     """As the process ends, they would now and then abort it."""
-    (tmp_path / "leaving.py").write_text(LEAVING)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", tmp_path / "leaving.py"]
-    environment = os.environ | {"PYTHONPATH": str(TESTS.parent / "src"), "OMP_NUM_THREADS": "1"}
-    job = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=300)
-    assert job.returncode == 0, job.stderr
+    assert len(job["threads"]) == 2
+    for threads in job["threads"]:
+        assert any("gloo" in thread for thread in threads["joined"])
+        assert threads["left"]
+        assert not any("gloo" in thread for thread in threads["left"])
 
 
 def ranks_of(size: int, speed: list[float]) -> Ranks:

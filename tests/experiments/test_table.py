@@ -24,7 +24,7 @@ from helpers.histories import history
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out = tmp_path_factory.mktemp("comparison")
-    return out, comparisons.run(out)
+    return out, compare(comparisons.settings(), out, workers=1)
 
 
 def close(a, b):
@@ -233,7 +233,7 @@ def test_more_rounds_seeds_and_methods_are_played_in_the_same_folder(tmp_path):
 def test_what_is_told_of_a_method_that_diverged_at_once(tmp_path):
     said = []
     methods = [comparisons.METHODS[0] | {"algorithm": {"name": "FedAvg", "lr": 1e38}}]
-    compare(comparisons.settings(methods=methods, seeds=[0]), tmp_path, LineObserver(said.append), workers=1)
+    comparisons.compare(comparisons.settings(methods=methods, seeds=[0]), tmp_path, LineObserver(said.append))
     assert said == ["FedAvg: rounds to train_loss 2.1: not reached; final train_loss not measured"]
 
 

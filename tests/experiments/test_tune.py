@@ -10,7 +10,6 @@ import pytest
 
 from fedmos.config import schema as config
 from fedmos.experiments.captions import caption
-from fedmos.experiments.compare import compare
 from fedmos.experiments.progress import LineObserver
 from fedmos.experiments.runner import tuning_runs
 from fedmos.experiments.tune import choose, trial_of
@@ -42,7 +41,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     out, said = tmp_path_factory.mktemp("tuned"), []
-    return out, compare(comparisons.settings(**CHANGES), out, LineObserver(said.append), workers=1), said
+    return out, comparisons.compare(comparisons.settings(**CHANGES), out, LineObserver(said.append)), said
 
 
 def last_loss(folder):

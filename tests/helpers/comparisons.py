@@ -2,10 +2,16 @@
 
 import json
 import statistics
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from fedmos.config import schema as config
-from fedmos.experiments.compare import compare
+from fedmos.experiments import compare as comparing
+from fedmos.experiments.progress import ComparisonObserver
+from fedmos.experiments.table import ComparisonTable
 
 METHODS = [
     {"label": "FedAvg", "algorithm": {"name": "FedAvg", "lr": 0.05}, "selection": {"name": "Uniform", "m": 5}},
@@ -39,8 +45,38 @@ def settings(**changes) -> config.CompareConfig:
     return config.parse(config.CompareConfig, table)
 
 
-def run(out: Path, **changes):
-    return compare(settings(**changes), out, workers=1)
+class InlineExecutor:
+    """A pool whose tasks run at once, in this process: it takes seconds to start another and to import torch there."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def __enter__(self) -> "InlineExecutor":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def submit(self, function: Callable, *arguments: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def shutdown(self, **options: Any) -> None:
+        pass
+
+
+def compare(given: config.CompareConfig, out: Path, observer: ComparisonObserver | None = None) -> ComparisonTable:
+    """`compare` with one worker, which is this process."""
+    with mock.patch.object(comparing, "ProcessPoolExecutor", InlineExecutor):
+        return comparing.compare(given, out, observer, workers=1)
+
+
+def run(out: Path, **changes) -> ComparisonTable:
+    return compare(settings(**changes), out)
 
 
 def lines(folder: Path) -> list[dict]:

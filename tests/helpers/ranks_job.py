@@ -1,10 +1,12 @@
-"""What 1, 2 and 4 ranks come to: printed as JSON, a digest for every job and number of ranks. Run by test_ranks.py.
+"""Runs with 1, 2 and 4 ranks. Prints a digest for every job and number of ranks as JSON, for test_ranks.py.
 
-Then the same for a network whose kernels round by how many clients they are called for.
+Then the same for a network whose kernels round by how many clients they are called for, and the threads of ranks.
 
-A process of its own, because ranks are forks of it, and PyTorch does not differentiate in a fork of a process that has.
+This is a process of its own because ranks are forks of it, and PyTorch cannot differentiate in a fork of a process that
+has done so.
 """
 
+import glob
 import json
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fedmos as fm
+from fedmos.engine import ranks
 from helpers import jobs
 
 torch.set_num_threads(1)
@@ -47,8 +50,8 @@ def poisoned() -> fm.FederatedData:
     return fm.FederatedData.from_arrays(pairs)
 
 
-class Company(torch.autograd.Function):
-    """A kernel that rounds by how many clients it is called for, as compiled programs and some convolutions do."""
+class UnevenKernel(torch.autograd.Function):
+    """A kernel whose rounding depends on the number of clients, as in compiled programs and some convolutions."""
 
     @staticmethod
     def forward(x):
@@ -67,17 +70,17 @@ class Company(torch.autograd.Function):
         return x * (1 + 1e-3 * info.batch_size), in_dims[0]
 
 
-class InCompany(torch.nn.Linear):
+class UnevenLinear(torch.nn.Linear):
     def forward(self, x):
-        return Company.apply(super().forward(x.flatten(1)))
+        return UnevenKernel.apply(super().forward(x.flatten(1)))
 
 
-def in_company(folder: Path) -> dict[str, str]:
-    """What such a kernel brings ranks to, and one that continues what they began."""
+def uneven_kernels(folder: Path) -> dict[str, str]:
+    """Digests of runs with such a kernel, one of them continued by another number of ranks."""
 
     def train(size: int, out: str, rounds: int = 7) -> str:
         torch.manual_seed(0)
-        model = InCompany(64, 10)
+        model = UnevenLinear(64, 10)
         changes = {"model": model, "selection": fm.Uniform(m=9), "rounds": rounds}
         jobs.in_ranks(size, lambda: jobs.train("SCAFFOLD + MD", folder / out, **changes))
         return jobs.digest(folder / out)
@@ -90,6 +93,25 @@ def in_company(folder: Path) -> dict[str, str]:
         "two, cut off": begun,
         "two, then one": train(1, "handed on"),
     }
+
+
+def thread_names() -> list[str]:
+    return [Path(file).read_text().strip() for file in glob.glob("/proc/self/task/*/comm")]
+
+
+def threads_of_ranks(folder: Path) -> list[dict[str, list[str]]]:
+    """The names of the threads of each of two ranks, in the process group and after they have left it."""
+
+    def join_and_leave() -> None:
+        ranks.join()
+        number = ranks.Ranks.joined().rank
+        torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 3))
+        names = {"joined": thread_names()}
+        ranks.leave()
+        (folder / f"threads-{number}.json").write_text(json.dumps(names | {"left": thread_names()}))
+
+    jobs.in_ranks(2, join_and_leave)
+    return [json.loads((folder / f"threads-{number}.json").read_text()) for number in range(2)]
 
 
 def main() -> None:
@@ -105,7 +127,8 @@ def main() -> None:
                 out = Path(folder) / name.replace(" ", "-") / str(size)
                 jobs.in_ranks(size, lambda out=out, c=combination, changes=changes: jobs.train(c, out, **changes))
                 found[name][size] = jobs.digest(out)
-        print(json.dumps([found, in_company(Path(folder))]))
+        uneven, threads = uneven_kernels(Path(folder)), threads_of_ranks(Path(folder))
+        print(json.dumps({"digests": found, "uneven kernels": uneven, "threads": threads}))
 
 
 if __name__ == "__main__":

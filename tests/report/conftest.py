@@ -2,8 +2,10 @@
 
 import pytest
 
+from fedmos.report import page
 from helpers import comparisons
-from helpers.command_line import command_line
+from helpers.command_line import command_line_process
+from helpers.studies import large_study
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +19,12 @@ def comparison(tmp_path_factory):
 @pytest.fixture(scope="session")
 def written(comparison):
     """The file of its report."""
-    done = command_line("report", str(comparison), "--out", str(comparison / "report.html"), cwd=comparison)
+    done = command_line_process("report", str(comparison), "--out", str(comparison / "report.html"), cwd=comparison)
     assert done.returncode == 0, done.stderr
     return comparison / "report.html"
+
+
+@pytest.fixture(scope="session")
+def large_page() -> str:
+    """The report of twenty runs of 5,000 rounds."""
+    return page.html(large_study())

@@ -225,9 +225,9 @@ def test_long_words_do_not_widen_the_page(tmp_path):
     assert browser.ask(tmp_path / "long.html", OVERFLOW)["overflow"] == 0
 
 
-def test_many_long_runs_are_drawn_by_few_points(tmp_path):
+def test_many_long_runs_are_drawn_by_few_points(tmp_path, large_page):
     """`make bench-limits` measures the time."""
-    (tmp_path / "large.html").write_text(page.html(large_study()), "utf-8")
+    (tmp_path / "large.html").write_text(large_page, "utf-8")
     found = browser.ask(
         tmp_path / "large.html",
         "const traces = [...document.querySelectorAll('.plot')].flatMap((plot) => plot.data);"

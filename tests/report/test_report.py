@@ -21,7 +21,6 @@ from fedmos.report.study import parse_target, read_study
 from helpers import comparisons
 from helpers.command_line import command_line
 from helpers.histories import history
-from helpers.studies import large_study
 
 CONFIG = """
 rounds = 4
@@ -372,8 +371,8 @@ def test_plot_on_the_command_line(single, tmp_path):
         assert sentence in done.stderr
 
 
-def test_many_long_runs_are_thinned():
-    text = page.html(large_study())
+def test_many_long_runs_are_thinned(large_page):
+    text = large_page
     assert len(text.encode()) < 5e6
     curves = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])["metrics"][0]["curves"]
     assert all(len(c["rounds"]) <= 300 and c["rounds"][0] == 1 and c["rounds"][-1] == 5000 for c in curves)

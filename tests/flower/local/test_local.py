@@ -116,18 +116,18 @@ class TestProcessGroup:
         with ProcessGroup(tmp_path, os.environ) as processes:
             processes.start("meek", ["sleep", "600"])
             processes.start("stubborn", ["sh", "-c", f"cd {tmp_path}; {stubborn}"])
-            wait_until((tmp_path / "grandchild").exists, 5, "grandchild")
-            wait_until(lambda: bool((tmp_path / "grandchild").read_text()), 5, "grandchild")
+            wait_until((tmp_path / "grandchild").exists, 60, "grandchild")
+            wait_until(lambda: bool((tmp_path / "grandchild").read_text()), 60, "grandchild")
             pids = [processes.pid("meek"), processes.pid("stubborn"), int((tmp_path / "grandchild").read_text())]
             assert all(map(running, pids))
             processes.stop(timeout=0.2)
-            wait_until(lambda: not any(map(running, pids)), 2, "end")  # a killed one takes a moment to go
+            wait_until(lambda: not any(map(running, pids)), 60, "end")  # a killed one takes a moment to go
             assert not processes.alive("meek")
 
     def test_what_an_ended_process_left_behind_ends_too(self, tmp_path):
         with ProcessGroup(tmp_path, os.environ) as processes:
             processes.start("gone", ["sh", "-c", f"sleep 600 & echo $! > {tmp_path}/child"])
-            wait_until(lambda: not processes.alive("gone"), 5, "its end")
+            wait_until(lambda: not processes.alive("gone"), 60, "its end")
             child = int((tmp_path / "child").read_text())
             assert running(child)
         wait_until(lambda: not running(child), 60, "the end of its child")
@@ -135,7 +135,7 @@ class TestProcessGroup:
     def test_a_process_can_be_killed_and_started_again(self, tmp_path):
         with ProcessGroup(tmp_path, os.environ) as processes:
             processes.start("one", ["sh", "-c", "echo said; sleep 600"])
-            wait_until(lambda: processes.log_tail("one") == "said", 5, "its word")
+            wait_until(lambda: processes.log_tail("one") == "said", 60, "its word")
             first = processes.pid("one")
             processes.kill("one")
             assert not running(first)
@@ -165,8 +165,8 @@ class TestProcessGroup:
             time.sleep(0.2)  # until they have been tied
             assert all(map(running, pids))
             os.kill(starter_pid, number)
-            starter.wait(10)
-        wait_until(lambda: not any(map(running, pids)), 5, "the end of all")
+            starter.wait(60)
+        wait_until(lambda: not any(map(running, pids)), 60, "the end of all")
 
 
 class TestApp:
@@ -309,7 +309,7 @@ class TestForkingExecutor:
             executor.reconcile()
             return first not in executor._clients
 
-        wait_until(gone, 5, "the end of the first")
+        wait_until(gone, 60, "the end of the first")
         assert not running(first)
         assert len(executor._clients) == 1
 
@@ -324,5 +324,5 @@ class TestForkingExecutor:
             executor.reconcile()
             return bool(reported)
 
-        wait_until(told, 5, "the report")
+        wait_until(told, 60, "the report")
         assert reported == [(1, "The server app was ended by SIGKILL.")]
