@@ -36,14 +36,8 @@ def bubble_chart(counts: np.ndarray, clients: Sequence[int], total: int, names: 
     ]
     parts.append(label(round(_LEFT + cell * columns / 2, 1), round(height - 10, 1), "client", "middle"))
     parts.append(vertical_label(16, _TOP + cell * classes / 2, "class"))
-    return document(
-        width,
-        height,
-        title,
-        _LEFT,
-        13,
-        parts + _bubbles(counts, [str(i) if names is None else names[i] for i in clients], cell),
-    )
+    tooltips = [str(i) if names is None else names[i] for i in clients]
+    return document(width, height, title, _LEFT, 13, parts + _bubbles(counts, tooltips, cell))
 
 
 def _bubbles(counts: np.ndarray, clients: Sequence[str], cell: float) -> list[str]:
