@@ -359,7 +359,7 @@ LEAF = {
     "short": (b'{"user_data": {"a": {"x": ["to be"], "y": ["!"]}}}', "must be 80 characters long, got 5"),
     "uneven": (json.dumps({"user_data": {"a": {"x": ["x" * 80], "y": []}}}).encode(), "1 inputs for 0 targets"),
     "two letters": (json.dumps({"user_data": {"a": {"x": ["x" * 80], "y": ["ab"]}}}).encode(), "1 characters long, got 2"),
-    "long name": (json.dumps({"user_data": {"a" * 999: {"x": ["x" * 80], "y": ["a"]}}}).encode(), "at most 256 letters"),
+    "long name": (json.dumps({"user_data": {"a" * 999: {"x": ["x" * 80], "y": ["a"]}}}).encode(), "at most 256 characters"),
     "deep": (b"[" * 100_000, "not a valid data set"),
 }  # fmt: skip
 
