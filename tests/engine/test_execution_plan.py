@@ -7,6 +7,7 @@ from torch import nn
 import fedmos as fm
 from fedmos.engine import batched
 from fedmos.engine import execution_plan as plan
+from fedmos.engine.plan_cache import read_measurements
 from fedmos.engine.task import Task
 from helpers.engines import task
 
@@ -64,10 +65,10 @@ def test_auto_compiles_only_what_earns_it(quick, tmp_path, monkeypatch):
 def test_what_others_wrote_into_the_memory_of_timings_is_ignored(quick, tmp_path, monkeypatch, written):
     monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
     quick()
-    (key,) = plan._read_cache(tmp_path / "engines.json")
+    (key,) = read_measurements(tmp_path / "engines.json")
     (tmp_path / "engines.json").write_text(written.replace("KEY", key))
     quick()
-    assert set(plan._read_cache(tmp_path / "engines.json")[key]) >= {"loop", "batched", "operations"}
+    assert set(read_measurements(tmp_path / "engines.json")[key]) >= {"loop", "batched", "operations"}
 
 
 def test_engines_are_measured_apart_where_the_work_differs(quick, tmp_path, monkeypatch):
@@ -78,9 +79,9 @@ def test_engines_are_measured_apart_where_the_work_differs(quick, tmp_path, monk
         {"batch_size": 3},
         {"dtype": torch.float64},
     ):
-        before = len(plan._read_cache(tmp_path / "engines.json"))
+        before = len(read_measurements(tmp_path / "engines.json"))
         quick(**more)
-        assert len(plan._read_cache(tmp_path / "engines.json")) == before + 1
+        assert len(read_measurements(tmp_path / "engines.json")) == before + 1
 
 
 def test_a_run_is_resumed_as_it_began(quick, tmp_path, monkeypatch):

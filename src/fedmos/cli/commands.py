@@ -14,12 +14,15 @@ from .compare import compare, demo
 from .data import app as data_app
 from .deploy import app as deploy_app
 from .export import export
+from .group import SETTINGS, MainGroup
 from .listing import list_everything
 from .report import plot, report
 from .reproduce import reproduce
 from .run import resume, run, sweep
 
 app = typer.Typer(
+    cls=MainGroup,
+    context_settings=SETTINGS,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .folders import free_folder
-from .options import Overrides
+from .interrupts import command_line, continue_with
+from .options import Overrides, Quiet
 
 if TYPE_CHECKING:
     from ..config.schema import CompareConfig
@@ -24,28 +25,34 @@ console = Console()
 
 def demo(
     out: Annotated[Path | None, typer.Option(help="Folder for the report (default: runs/demo, numbered).")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare FedAvg, FedProx and FedMoS on real digits, two classes per client: a minute or two.
 
     Prints the rounds and megabytes each method needs, and writes report.html and curves.svg.
     """
     with resources.as_file(resources.files("fedmos.config").joinpath("builtin/demo.toml")) as path:
-        _compare(path, [], out or free_folder(Path("runs/demo")))
+        folder = out or free_folder(Path("runs/demo"))
+        continue_with(lambda: command_line("demo", out=folder))
+        _compare(path, [], folder, quiet)
 
 
 def compare(
     configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Methods, seeds and a target.")],
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for runs and report (default: runs/NAME, numbered).")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train several methods over several seeds, and tabulate what each needs to reach the target.
 
     Given the folder of a comparison that was interrupted, continues it.
     """
-    _compare(configuration, set_ or [], out or free_folder(Path("runs") / configuration.stem))
+    folder = out or free_folder(Path("runs") / configuration.stem)
+    continue_with(lambda: command_line("compare", configuration, overrides=set_ or [], out=folder))
+    _compare(configuration, set_ or [], folder, quiet)
 
 
-def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
+def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool) -> None:
     from ..config.schema import CompareConfig, load
     from ..experiments.compare import compare
     from ..experiments.progress import observed
@@ -53,7 +60,8 @@ def _compare(configuration: Path, overrides: list[str], out: Path) -> None:
 
     settings = load(CompareConfig, configuration, overrides)
     began = perf_counter()
-    with observed(console, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
+    shown = Console(quiet=True) if quiet else console
+    with observed(shown, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
         table = compare(settings, out, observer)
     seconds = perf_counter() - began
     console.print(_rich_table(settings, table))

@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .group import CommandGroup
+
 if TYPE_CHECKING:
     from ..data.datasets import FoundDataset
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     help="Fetch data sets, list them, and show how a partition divides them among clients.",
     epilog="Start with: fedmos data info",

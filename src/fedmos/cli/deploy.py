@@ -14,12 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from .folders import free_folder
+from .group import CommandGroup
 from .options import Overrides
 
 if TYPE_CHECKING:
     from ..config.schema import RunConfig
 
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     help="Run a configuration on real clients, over Flower.",
     epilog="Start with: fedmos deploy local --clients 4",
@@ -62,6 +64,7 @@ def keys(
     days: Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")] = 365,
 ) -> None:
     """Create a certificate authority, the server's certificate, and a key pair for each client."""
+    _require_flower()
     from ..flower.local.certificates import make_certificates, make_key
 
     made = make_certificates(folder, host, days)
@@ -92,9 +95,7 @@ def local(
     All processes use loopback, TLS, and keys created for this run. They are stopped at the end, on Ctrl-C, and on
     errors. Given the folder of an interrupted run, the command continues it.
     """
-    from ..flower import require_flower
-
-    require_flower()
+    _require_flower()
     from ..flower.deployment import Deployment
     from ..flower.local.app_template import CONFIGURATION, write_app
     from ..flower.local.local_deployment import LocalDeployment
@@ -127,6 +128,7 @@ def node(context: typer.Context) -> None:
 
     Takes --poll SECONDS (default 0.5), --memory FILE, and all options of flower-supernode.
     """
+    _require_flower()
     program = Path(__file__).parents[1] / "flower" / "local" / "supernode.py"
     os.execv(sys.executable, [sys.executable, "-P", str(program), *context.args])
 
@@ -134,7 +136,14 @@ def node(context: typer.Context) -> None:
 @app.command(context_settings=_FORWARDED)
 def apps(context: typer.Context) -> None:
     """Run the apps of a SuperLink or SuperNode with --isolation process; replaces flower-superexec."""
+    _require_flower()
     os.execv(sys.executable, [sys.executable, "-m", "fedmos.flower.local.superexec", *context.args])
+
+
+def _require_flower() -> None:
+    from ..flower import require_flower
+
+    require_flower()
 
 
 def _load(configuration: Path | None, overrides: list[str]) -> RunConfig:

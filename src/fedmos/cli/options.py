@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a field, e.g. --set algorithm.lr=0.05. Repeatable."),

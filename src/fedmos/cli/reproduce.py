@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from .interrupts import continue_with
+from .options import Quiet
+
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="The study; --list shows them.")] = None,
@@ -21,6 +24,7 @@ def reproduce(
     records: Annotated[Path | None, typer.Option(help="Folder for the records (default: the same).")] = None,
     report: Annotated[bool, typer.Option(help="Whether to write report.html for each part.")] = True,
     list_: Annotated[bool, typer.Option("--list", help="Show every study and its parts.")] = False,
+    quiet: Quiet = False,
     merge: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Add the records of FOLDER to those of --records.")
     ] = None,
@@ -48,7 +52,10 @@ def reproduce(
     elif name is None:
         raise ValueError("NAME must be given; use fedmos reproduce --list for the studies")
     else:
-        options = ReproduceOptions(rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision)
+        options = ReproduceOptions(
+            rounds=rounds, seeds=seeds, methods=methods, device=device, precision=precision, progress=not quiet
+        )
+        continue_with(lambda: "the same command")
         writer = write_report if report else None
         run(name, out, records=records, part=part, options=options, budget=budget, report=writer, echo=_echo)
 

@@ -16,7 +16,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .folders import free_folder, latest_folder
-from .options import Overrides
+from .interrupts import command_line, continue_with
+from .options import Overrides, Quiet
 
 if TYPE_CHECKING:
     from ..config.schema import RunConfig
@@ -32,6 +33,7 @@ def run(
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the result (default: runs/NAME, numbered).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train once, as a configuration says, and save the result."""
     from ..config.schema import RunConfig, load
@@ -42,12 +44,14 @@ def run(
     if restarted and not (out or settings.out):
         raise ValueError("Cannot restart the run because it has no folder of its own; use --out with torchrun")
     folder = out or (Path(settings.out) if settings.out else latest_folder(named) if resume else free_folder(named))
-    train(settings, folder, resume or restarted)
+    anew = command_line("run", configuration, "--resume", overrides=set_ or [], out=folder)
+    train(settings, folder, resume or restarted, anew, quiet)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that was interrupted.")],
     set_: Overrides = None,
+    quiet: Quiet = False,
 ) -> None:
     """Continue a run from its newest checkpoint, to the same bits as if it had never been interrupted.
 
@@ -64,13 +68,15 @@ def resume(
             f"Cannot resume {folder} from the command line because it was started from Python; "
             "use fm.run(..., out=..., resume=True)"
         )
-    train(load(RunConfig, kept, set_ or []), folder, resume=True)
+    again = command_line("resume", folder, overrides=set_ or [])
+    train(load(RunConfig, kept, set_ or []), folder, True, again, quiet)
 
 
 def sweep(
     configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="A run, and a table [sweep].")],
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the search (default: runs/NAME, numbered).")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Search for good values of a run's fields, and write the best configuration found.
 
@@ -81,18 +87,29 @@ def sweep(
 
     settings = load(SweepConfig, configuration, set_ or [])
     folder = out or free_folder(Path("runs") / configuration.stem)
-    sweep(settings, folder, lambda line: console.print(line, highlight=False, markup=False))
+    continue_with(lambda: command_line("sweep", configuration, overrides=set_ or [], out=folder))
+    sweep(settings, folder, lambda line: console.print(line, highlight=False, markup=False), progress=not quiet)
     console.print(f"Best configuration: {folder / 'best.toml'}", highlight=False, markup=False)
 
 
-def train(settings: RunConfig, folder: Path, resume: bool) -> None:
-    """Train a run on all ranks, and print a summary on rank 0."""
+def train(settings: RunConfig, folder: Path, resume: bool, again: str, quiet: bool) -> None:
+    """Train a run on all ranks, and print a summary on rank 0.
+
+    Args:
+        settings: the run.
+        folder: its folder.
+        resume: whether to continue the run in the folder.
+        again: the command that continues the run even if the folder has no checkpoint yet.
+        quiet: whether to show no progress.
+    """
     from ..engine.ranks import Ranks, join, leave
     from ..storage import RunFolder
 
     join()
     ranks = Ranks.joined()
     folder = Path(ranks.broadcast(str(folder)))
+    kept = folder / "config.toml"
+    continue_with(lambda: command_line("resume", folder) if kept.exists() else again)
     with _interrupted_by_sigterm(ranks.size) as signals:
         result = settings.run(
             settings.algorithm,
@@ -101,6 +118,7 @@ def train(settings: RunConfig, folder: Path, resume: bool) -> None:
             out=RunFolder(folder, settings.kept(exclude={"out"})),
             resume=resume,
             checkpoint_every=settings.checkpoint_every,
+            progress=not quiet,
         )
     leave()
     if ranks.first:

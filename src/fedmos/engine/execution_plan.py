@@ -8,13 +8,11 @@ always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` over
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
@@ -22,7 +20,9 @@ import torch
 
 from .batched import Batched
 from .batches import Chunk
+from .compile_time import CLOCK
 from .loop import Loop
+from .plan_cache import cache_path, read_measurements, write_measurement
 from .program import can_compile
 from .task import Task, total_memory
 
@@ -125,19 +125,17 @@ def _fastest(task: Task, m: int, parallel: int, rounds: int) -> ExecutionPlan:
     """Choose loop, vectorised, or compiled; the latter only if the run is long enough to pay for the compilation."""
     chunk = min(m, parallel)
     ids = torch.arange(min(m, chunk, len(task.data)))
-    path, key = _cache_path(), _cache_key(task, len(ids))
-    known = _read_cache(path).get(key)
+    path, key = cache_path(), _cache_key(task, len(ids))
+    known = read_measurements(path).get(key)
     times: dict[str, float] = dict(known) if known else _measure(task, ids)
     steps = rounds * int(task.steps(task.data.sizes[ids]).max())
-    cost = 5.0 + 0.05 * times["operations"]
+    cost = times["cost"] if "cost" in times else 5.0 + 0.05 * times["operations"]  # entries of earlier versions
     saved = _COMPILATION_GAIN * times["batched"] * steps
     if "compiled" not in times and saved > 1.5 * cost and can_compile(task.model.device):
-        _log.info(
-            "Compiling the cohort's program, which takes about %.0f s, because it should save %.0f s", cost, saved
-        )
+        _log.info("Compiling, which takes about %.0f s in all, because it should save %.0f s", cost, saved)
         times |= _measure_compiled(task, ids)
     if times != known:
-        _write_cache(path, key, times)
+        write_measurement(path, key, times)
     uncompiled = min(times["loop"], times["batched"])
     figures = f"{1e3 * times['loop']:.1f} ms a cohort step client by client, {1e3 * times['batched']:.1f} ms vectorised"
     if "compiled" in times and saved > 1.5 * cost and times["compiled"] < uncompiled:
@@ -148,7 +146,7 @@ def _fastest(task: Task, m: int, parallel: int, rounds: int) -> ExecutionPlan:
 
 
 def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
-    """Measure the seconds of one step of the whole cohort, and count the operations of its program."""
+    """Measure the seconds of one step of the whole cohort; count its operations, and estimate their compilation."""
     x = task.model.initial()
     task.model.training_mode()
     some = ids[: 1 if task.model.size > 2_000_000 else 3]
@@ -159,7 +157,10 @@ def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
     whole = Batched(task, Chunk.of(task, part), 0)
     y = x.expand(len(part), -1).contiguous()
     batched = _time(lambda: whole(y)) * len(ids) / len(part)
-    return {"loop": loop, "batched": batched, "operations": float(_operations(task))}
+    operations = _operations(task)
+    # The estimate is stored with the times: the same job is decided in the same way when more is known.
+    cost = CLOCK.expected_of_run(operations, task.model.device.type)
+    return {"loop": loop, "batched": batched, "operations": float(operations), "cost": cost}
 
 
 def _measure_compiled(task: Task, ids: torch.Tensor) -> dict[str, float]:
@@ -241,36 +242,3 @@ def _cache_key(task: Task, m: int) -> str:
         (where, platform.processor(), platform.machine(), str(torch.__version__)),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _cache_path() -> Path:
-    folder = Path(os.environ.get("FEDMOS_CACHE") or Path.home() / ".cache" / "fedmos")
-    return folder / "engines.json"
-
-
-def _read_cache(path: Path) -> dict[str, dict[str, float]]:
-    try:
-        table = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(table, dict):
-        return {}
-    return {key: times for key, times in table.items() if _is_measurement(times)}
-
-
-def _is_measurement(times: object) -> bool:
-    """Whether this is an entry as `_fastest` writes it; other programs may have changed the file."""
-    if not isinstance(times, dict) or not times.keys() >= {"loop", "batched", "operations"}:
-        return False
-    return all(isinstance(v, float) and v >= 0 for v in times.values())
-
-
-def _write_cache(path: Path, key: str, times: dict[str, float]) -> None:
-    """Store a measurement. A folder that cannot be written to is not an error."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f"{path.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(_read_cache(path) | {key: times}))
-        scratch.replace(path)
-    except OSError as error:
-        _log.info("Cannot store the measurement of engines: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ..core.flat_model import FlatModel
 from ..core.losses import Loss
 from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
+from .compile_time import CLOCK
 
 Values = tuple[Tensor, Tensor]
 
@@ -102,10 +104,17 @@ class Compiled:
         with written_out.on(), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # `precision` decides this
             traced = make_fx(lambda *given: self._function(*given))(*arguments)
-            program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
-            program(*arguments)
+            with CLOCK.announced(len(traced.graph.nodes), arguments[0].device.type, _hash(traced.code, arguments)):
+                program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
+                program(*arguments)
         self.seconds += perf_counter() - began
         return program
+
+
+def _hash(code: str, arguments: tuple[Tensor, ...]) -> str:
+    """Identify a program by its operations and the shapes of its arguments."""
+    shapes = [(tuple(a.shape), a.stride(), str(a.dtype)) for a in arguments]
+    return hashlib.sha256(f"{code} {shapes}".encode()).hexdigest()[:24]
 
 
 def can_compile(device: torch.device) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -25,6 +24,7 @@ from .comparison import Comparison, run_folder
 from .progress import ComparisonObserver
 from .runner import PlannedRun, Runner, mergeable_methods, resolve_target
 from .table import ComparisonTable, write
+from .workers import ctrl_c_ignored, start_worker, stop_workers, stopped_by_parent
 
 CONFIGURATION = "comparison.toml"
 """The name, in a comparison's folder, of its configuration."""
@@ -62,10 +62,11 @@ def compare(
     (out / "table.json").unlink(missing_ok=True)  # its presence marks a complete comparison
     workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_start_worker) as pool:
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker) as pool:
         try:
             results = Comparison(config, _PoolTrainer(config, out, pool, workers, observer), observer).results()
         except BaseException:
+            stop_workers()
             pool.shutdown(cancel_futures=True)
             raise
     target = resolve_target(config, results)
@@ -115,7 +116,8 @@ class _PoolTrainer:
         width = max(1, -(len(new) // -self._tasks_per_group))
         for i in range(0, len(new), width):
             task = new[i : i + width]
-            future = self._pool.submit(_train, self._text, task, str(self._out))
+            with ctrl_c_ignored():  # by the process that this may start: its parent tells it when to stop
+                future = self._pool.submit(_train, self._text, task, str(self._out))
             future.add_done_callback(self._count)
             self._started |= dict.fromkeys(task, future)
 
@@ -135,22 +137,10 @@ class _PoolTrainer:
         return [run_folder(self._config, run, self._out) for run in runs]
 
 
-def _start_worker() -> None:
-    """Use one thread, and end with the parent process, even if that is killed."""
-    torch.set_num_threads(1)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)  # runs continue from their checkpoints
-
-
 def _train(text: str, runs: list[PlannedRun], out: str) -> int:
     """Train runs in a worker process and return the number of rounds; `text` is the configuration as JSON."""
     config = CompareConfig.model_validate_json(text)
     runner = Runner(config, lambda run: RunFolder(run_folder(config, run, Path(out)), light=config.light))
-    runner.train(runs)
+    with stopped_by_parent():
+        runner.train(runs)
     return runner.rounds_trained

@@ -84,7 +84,7 @@ class LiveTable(ComparisonObserver):
             table.add_row(
                 escape(label),
                 self._chosen[label],
-                state,
+                "prepares" if state in ("tunes", "trains") and not latest else state,
                 f"{rounds} of {self._rounds}" if rounds else "",
                 escape(self._outcome[label]) or values,
             )

@@ -28,13 +28,16 @@ CONFIGURATION = "sweep.toml"
 """The name, in a search's folder, of its configuration."""
 
 
-def sweep(config: SweepConfig, out: Path, echo: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+def sweep(
+    config: SweepConfig, out: Path, echo: Callable[[str], None] = lambda line: None, progress: bool | None = None
+) -> dict[str, Any]:
     """Train trials until there are as many as the configuration asks for.
 
     Args:
         config: A run, and the fields to search over.
         out: Folder for the trials, trials.csv and best.toml. A search that it holds already continues.
         echo: Prints a line after every trial.
+        progress: Whether to show the progress of every trial, as of `fm.run`.
 
     Returns:
         The fields of the best trial.
@@ -60,7 +63,7 @@ def sweep(config: SweepConfig, out: Path, echo: Callable[[str], None] = lambda l
         study.sampler = optuna.samplers.TPESampler(seed=settings.seed + len(study.trials))
         trial = study.ask()
         values = {field: _suggested(trial, field, space) for field, space in settings.space.items()}
-        value = _train(config, values, out / "trials" / str(trial.number), trial)
+        value = _train(config, values, out / "trials" / str(trial.number), trial, progress)
         study.tell(trial, value, state=State.PRUNED if value is None else State.COMPLETE)
         outcome = "given up" if value is None else f"{settings.metric} {value:.4f}"
         echo(f"trial {done + 1} of {settings.trials}: {_format(values)}: {outcome}")
@@ -154,7 +157,9 @@ class _PrunedTrial(Exception):
     """Ends the run of a trial that is worse than the median of the others."""
 
 
-def _train(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any) -> float | None:
+def _train(
+    config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any, progress: bool | None
+) -> float | None:
     """Train a trial and return the last value of the metric; None if it diverged or was pruned."""
     settings, metric = _with(config, values), config.sweep.metric
 
@@ -167,7 +172,9 @@ def _train(config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any
 
     out = RunFolder(folder, _table(settings))
     try:
-        result = settings.run(settings.algorithm, settings.selection, settings.seed, out=out, callbacks=[report])
+        result = settings.run(
+            settings.algorithm, settings.selection, settings.seed, out=out, callbacks=[report], progress=progress
+        )
     except (_PrunedTrial, DivergenceError):
         return None
     if result.interrupted:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..core.interrupts import interrupt_answered
+from ..core.notices import shown_by
 from ..core.precision import arithmetic
 from ..engine.merged_runs import MergedRuns, merge_key
 from ..engine.ranks import Ranks, join
 from ..engine.round import DivergenceError
 from ..engine.task import DeviceCache
 from ..evaluation.metrics import Evaluator
+from .callbacks import progress_display
 from .options import call_with_options
 from .preflight import repeatable
 from .result import Result
@@ -42,8 +45,12 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     if len(set(folders)) < len(folders):
         raise ValueError("run_many: 'out' must be a folder of its own for each run")
     device_cache: DeviceCache = {}
-    with ExitStack() as folders_in_use:
-        planned = [folders_in_use.enter_context(closing(Run(spec, device_cache=device_cache))) for spec in specs]
+    with interrupt_answered(_answer(folders)), ExitStack() as folders_in_use:
+        planned = []
+        for spec in specs:
+            planned.append(folders_in_use.enter_context(closing(Run(spec, device_cache=device_cache))))
+            if planned[-1].interrupted:
+                raise KeyboardInterrupt
         groups: dict[Any, list[Run]] = {}
         for number, run_ in enumerate(planned):
             key = merge_key(run_.state)
@@ -56,11 +63,18 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
         return [results[id(run_)] for run_ in planned]
 
 
+def _answer(folders: list[Path]) -> str:
+    """What Ctrl-C shows at once."""
+    how = "Continue with: the same call and resume=True" if folders else "The results so far are returned"
+    return f"Stopping … {how}"
+
+
 def _play_group(group: list[Run], interrupted: bool) -> tuple[list[Result], bool]:
     """Play runs with the same merge key; returns their results and whether Ctrl-C was pressed, now or before."""
     merged = MergedRuns([run_.state for run_ in group], Evaluator.of_all([run_.task for run_ in group]))
     ended: dict[int, Result] = {}
-    with arithmetic(group[0].task.model.precision):
+    display = _GroupProgress(group)
+    with display.shown(), arithmetic(group[0].task.model.precision):
         for number, run_ in enumerate(group):
             run_.start()
             if "diverged" in run_.info:  # a resumed run that diverged before would diverge again
@@ -70,12 +84,39 @@ def _play_group(group: list[Run], interrupted: bool) -> tuple[list[Result], bool
             while len(ended) < len(group) and not interrupted:
                 _play_rounds(group, merged, ended, first)
                 first = False
+                display.update(ended)
         except KeyboardInterrupt:
             interrupted = True
         for number, run_ in enumerate(group):
             if number not in ended:
                 ended[number] = run_.finish(interrupted=True)
     return [ended[number] for number in range(len(group))], interrupted
+
+
+class _GroupProgress:
+    """The progress of runs that train side by side: that of the first one that has not ended."""
+
+    def __init__(self, group: list[Run]) -> None:
+        self._group = group
+        label = group[0].label if len(group) == 1 else f"{group[0].label} and {len(group) - 1} more"
+        self._display = progress_display(group[0].spec.progress, label)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the progress in the block, where the runs are played."""
+        if self._display is None:
+            yield
+            return
+        self._display.on_start(max(run_.rounds for run_ in self._group), min(run_.state.t for run_ in self._group))
+        with shown_by(self._display.say):
+            yield
+        self._display.on_end(None)
+
+    def update(self, ended: Container[int]) -> None:
+        """Show the last record of a run that has not ended."""
+        going = (run_ for number, run_ in enumerate(self._group) if number not in ended and len(run_.state.history))
+        if self._display is not None and (run_ := next(going, None)) is not None:
+            self._display.on_round(run_.state.history[-1])
 
 
 def _play_rounds(group: list[Run], merged: MergedRuns, ended: dict[int, Result], first: bool) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine, Mapping
-from contextlib import closing, nullcontext
+import os
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from ..core.callback import Callback
 from ..core.history import History, Record, reached
+from ..core.interrupts import interrupt_answered
+from ..core.notices import shown_by
 from ..core.precision import arithmetic
 from ..engine.backend import complete
 from ..engine.cohort_size import cohort_size
@@ -29,7 +32,7 @@ from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
 from .build import prepare_task
-from .callbacks import FunctionCallback, Progress
+from .callbacks import FunctionCallback, progress_display
 from .info import RunInfo
 from .preflight import check_target, repeatable
 from .result import Result
@@ -69,13 +72,17 @@ class Run:
         self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
+        self.display = progress_display(spec.progress, self.label) if self.ranks.first else None
+        self.interrupted = False
+        """Whether Ctrl-C ended the choice of the execution plan; the run then ends before its next round."""
         self.info = RunInfo.of(spec, self.task)
         self._folder: RunFolder | None = None
         if spec.out is not None and self.ranks.first:  # only rank 0 writes
             self._folder = spec.out if isinstance(spec.out, RunFolder) else RunFolder(spec.out)
         try:
             earlier = None if spec.out is None else self._load_checkpoint(Path(spec.out))
-            self.state = self._make_state(earlier, make_backend)
+            with self._attended():
+                self.state = self._make_state(earlier, make_backend)
         except BaseException:
             self.close()
             raise
@@ -115,10 +122,11 @@ class Run:
         spec, ranks = self.spec, self.ranks
         before = None if earlier is None else RunInfo.from_json(earlier.info)
         with arithmetic(spec.precision):
-            plan = ExecutionPlan(**ranks.on_rank0(lambda: asdict(self._plan(before))))
+            plan = self._uninterrupted_plan(before)
         on_cpu = self.task.model.device.type == "cpu"
         plan = replace(plan, blockwise=ranks.size > 1 and on_cpu if before is None else bool(before.blockwise))
-        self.info.set_plan(plan)
+        if not self.interrupted:
+            self.info.set_plan(plan)
         if before is not None:
             self.info.continue_from(before)
         self.task = replace(self.task, compiled=plan.compiled)
@@ -137,6 +145,16 @@ class Run:
             state.restore(earlier)
         return state
 
+    def _uninterrupted_plan(self, before: RunInfo | None) -> ExecutionPlan:
+        """The execution plan; if Ctrl-C ends the choice, one for a run that plays no round and records no plan."""
+        try:
+            return ExecutionPlan(**self.ranks.on_rank0(lambda: asdict(self._plan(before))))
+        except KeyboardInterrupt:
+            if self.ranks.size > 1 or (before is not None and before.engine is not None):
+                raise
+            self.interrupted = True
+            return ExecutionPlan(engine="loop", chunk=1, reason="interrupted")
+
     def _plan(self, before: RunInfo | None) -> ExecutionPlan:
         """The execution plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
         spec, task = self.spec, self.task
@@ -152,14 +170,14 @@ class Run:
         return resumed_plan(task, before.engine, chunk, bool(before.compiled), why)
 
     def play(self) -> Result:
-        """Execute the whole run and return its result."""
-        if Progress.is_enabled() and self.ranks.first:
-            self.callbacks.append(Progress(self.spec.label or type(self.state.algorithm).__name__))
-        with closing(self), arithmetic(self.task.model.precision):
+        """Execute the whole run and return its result. Ctrl-C is answered at once and ends it after the last round."""
+        if self.display is not None:
+            self.callbacks.append(self.display)
+        with closing(self), self._attended(), arithmetic(self.task.model.precision):
             self.start()
             first = self.state.t
             try:
-                while not self.is_complete():
+                while not self.is_complete() and not self.interrupted:
                     try:
                         with repeatable(self.task) if self.state.t == first else nullcontext(), torch.no_grad():
                             record = complete(self.next_round())
@@ -168,7 +186,7 @@ class Run:
                             raise
                         continue
                     self.finish_round(record)
-                return self.finish()
+                return self.finish(interrupted=self.interrupted)
             except KeyboardInterrupt:
                 if self.ranks.size > 1:  # other ranks can be in another round; the newest checkpoint counts
                     raise
@@ -178,6 +196,23 @@ class Run:
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
+
+    @property
+    def label(self) -> str:
+        """The name of the run in its display of progress."""
+        return self.spec.label or type(self.spec.algorithm).__name__
+
+    @contextmanager
+    def _attended(self) -> Iterator[None]:
+        """Show messages on the display of progress, and answer Ctrl-C."""
+        with shown_by(None if self.display is None else self.display.say), interrupt_answered(self._answer()):
+            yield
+
+    def _answer(self) -> str:
+        """What Ctrl-C shows at once."""
+        if self.spec.out is None:
+            return "Stopping … The result so far is returned; with out=FOLDER, a run can be continued."
+        return f"Stopping … Continue with: fm.run(..., out={os.fspath(self.spec.out)!r}, resume=True)"
 
     def _halve_chunks(self) -> bool:
         """Train fewer clients side by side after running out of memory; False if that is not possible.

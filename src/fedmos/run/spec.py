@@ -269,6 +269,14 @@ class RunSpec:
         resume="may change",
         per_run=True,
     )
+    progress: bool | None = option(
+        "Whether to show the progress on the standard error: a bar on a terminal, else a line every few seconds. None "
+        "shows the bar on a terminal, and lines only in a log of level INFO (`logging`).",
+        boolean,
+        default=None,
+        resume="not recorded",
+        toml=False,
+    )
     callbacks: Sequence[Callback | Callable[[Record], Any]] = option(
         "`Callback` objects, or functions of a round's record.",
         Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),

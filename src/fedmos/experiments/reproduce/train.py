@@ -50,6 +50,8 @@ class ReproduceOptions:
     """Labels or patterns, separated by commas."""
     device: str | None = None
     precision: str | None = None
+    progress: bool | None = None
+    """Whether to show the progress of runs, as of `fm.run`."""
 
     def configuration(self, part: StudyPart) -> CompareConfig:
         """Return a part's configuration with these options applied."""
@@ -82,7 +84,7 @@ def train(
     part: StudyPart, options: ReproduceOptions, out: Path, records: StudyRecords, deadline: Deadline, echo: Echo
 ) -> None:
     """Train the runs of a part that the records lack, and add them to the records."""
-    PartTrainer(part, options.configuration(part), out, records, deadline, echo).train()
+    PartTrainer(part, options.configuration(part), out, records, deadline, echo, options.progress).train()
 
 
 class PartTrainer:
@@ -96,13 +98,16 @@ class PartTrainer:
         records: StudyRecords,
         deadline: Deadline,
         echo: Echo,
+        progress: bool | None = None,
     ) -> None:
         if any(method.grid for method in config.methods):
             raise ValueError(f"{part.key}: 'methods.grid' must be left out because records keep the step size only")
         self._part, self._config = part, config
         self._records, self._deadline, self._echo = records, deadline, echo
         folder = partial(run_folder, out=out)
-        self._runner = Runner(config, folder, checkpoint_every=_CHECKPOINT_EVERY, callbacks=[deadline])
+        self._runner = Runner(
+            config, folder, checkpoint_every=_CHECKPOINT_EVERY, callbacks=[deadline], progress=progress
+        )
 
     def train(self) -> None:
         """Train until everything is done or the deadline has passed."""
