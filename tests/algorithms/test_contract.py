@@ -11,8 +11,6 @@ import fedmos as fm
 from helpers.conformance import COHORTS, DEVICE, EACH, LOGISTIC, WEIGHTS, Log, spied, train
 
 each_class = pytest.mark.parametrize("case", EACH, ids=str)
-
-
 EPOCHS = {"local_epochs": 1, "batch_size": 4}
 
 

@@ -15,13 +15,8 @@ from helpers.problems import quadratic
 SLOW = {1, 5}
 """Clients who cannot even take one gradient of all their data before the deadline; the others need milliseconds."""
 
-
 LATE = {"speed": fm.Table([1.0 if i in SLOW else 1000.0 for i in range(7)]), "deadline": 2.0}
-
-
 WEIGHTS = [[0.2, 0.3, 0.1], [0.7, 0.6], [0.25, 0.5, 0.25]]
-
-
 ALL = [[0, 1, 4], [5, 2], [6, 3, 1]]
 
 

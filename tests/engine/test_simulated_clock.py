@@ -66,7 +66,6 @@ def test_profiles_differ_between_speed_and_bandwidth(quick):
 
 COHORTS = [[0, 1, 4], [3], [2, 5, 6]]
 
-
 GRADIENTS = {
     # vectors down and up, and gradients of samples for a client with n samples whose batches hold b
     "FedAvg": (fm.FedAvg(lr=0.05), 1, 1, lambda n, b: K * b),

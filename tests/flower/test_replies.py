@@ -64,7 +64,6 @@ def without(reply: Message, key: str) -> Message:
 
 D = 5 * 8 + 8 + 8 * 3 + 3
 
-
 TAMPERED = {
     "NaN": (lambda reply: with_numbers(reply, np.nan), "'delta' is not finite"),
     "infinity": (lambda reply: with_numbers(reply, np.inf), "'delta' is not finite"),

@@ -12,7 +12,6 @@ from helpers.problems import Quadratic
 RARE = 1e-4
 """What a χ² test refuses; z-tests refuse 4.5 sigma."""
 
-
 SIGMA = 4.5
 
 
@@ -21,17 +20,9 @@ def digest(result: fm.Result) -> str:
 
 
 SPEED = (10.0, 25.0, 40.0, 8.0, 100.0, 16.0, 5.0)
-
-
 DOWN = (100.0, 300.0, 50.0, 1000.0, 200.0, 80.0, 640.0)
-
-
 UP = (30.0, 60.0, 90.0, 20.0, 45.0, 70.0, 15.0)
-
-
 PROFILES = {"speed": fm.Table(SPEED), "down": fm.Table(DOWN), "up": fm.Table(UP)}
-
-
 B, K, D, ITEM = 4, 3, 5, 8
 
 

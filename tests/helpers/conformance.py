@@ -16,20 +16,14 @@ from helpers import reference
 from helpers.problems import Problem, logistic, quadratic
 
 LR, SEED, ROUNDS = 0.08, 5, 12
-
-
 QUADRATIC, LOGISTIC = quadratic(), logistic()
 
 
 # Client 6 never takes part, client 1 is drawn twice in round 2, round 1 has a cohort of one, and nothing sums to one.
 COHORTS = [(0, 3, 1), (2,), (4, 1, 1, 5), (3, 0), (5, 2, 4, 1, 0), (1,), (3, 5)]
-
-
 WEIGHTS = [(0.5, 0.2, 0.1), (0.9,), (0.3, 0.15, 0.1, 0.6), (0.45, 0.8), (0.1, 0.3, 0.2, 0.25, 0.3), (0.7,), (0.4, 0.5)]
-
-
 DEVICE = os.environ.get("FEDMOS_TEST_DEVICE", "cpu")
-"""`make test-gpu` runs this file with "cuda"."""
+"""`make test-gpu` runs the tests of algorithms with "cuda"."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,6 @@ CASES = [
     case("FedMoS", 1, 1, a=0.3, mu=0.05, beta=0.5, variant="released"),
     case("FedMoS", 1, 1, a=0.3, mu=0.05, first_batch=2),
 ]
-
 
 EACH = list({(c.name, c.wire): c for c in CASES}.values())
 """One of each class and wire."""

@@ -40,7 +40,6 @@ SHAPES = st.one_of(
     st.lists(st.integers(0, 5), min_size=0, max_size=4).map(tuple),
 )
 
-
 MODELS = {
     "linear": lambda: nn.Linear(3, 4),
     "flat": lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(4)),

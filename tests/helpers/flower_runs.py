@@ -91,8 +91,5 @@ SELECTORS = {
     "FixedCohorts": fm.FixedCohorts([[0, 2], [1, 1, 5], [3]]),
 }
 
-
 BAD = 1
-
-
 EVERYONE = fm.Full()

@@ -14,7 +14,6 @@ pd = pytest.importorskip("pandas")
 pl = pytest.importorskip("polars")
 Image = pytest.importorskip("PIL.Image")
 
-
 ROWS = {
     "user": ["b", "a", "b", "c", "a", "b"],
     "height": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5],
@@ -22,7 +21,6 @@ ROWS = {
     "member": [True, False, True, True, False, False],
     "label": ["dog", "cat", "emu", "dog", "dog", "cat"],
 }
-
 
 COLUMNS = {"client_column": "user", "target_column": "label"}
 
@@ -43,7 +41,6 @@ KINDS: dict[str, Callable] = {
     "parquet": parquet,
     "parquet by name": lambda rows, folder: str(parquet(rows, folder)),
 }
-
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -72,10 +69,7 @@ def save(root: Path, name: str, pixels: np.ndarray) -> None:
 
 
 N = 120
-
-
 LABELS = np.random.default_rng(5).integers(0, 3, N)
-
 
 PARTITIONERS = {
     "Iid": lambda p: p.IidPartitioner(num_partitions=4),

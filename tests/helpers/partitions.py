@@ -69,11 +69,7 @@ def all_given(parts, y) -> bool:
 
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0)
-
-
 CLIENTS = st.integers(1, 25)
-
-
 SEEDS = st.integers(0, 2**40)
 
 
@@ -114,7 +110,6 @@ RANDOM = {
     "QuantitySkew, lognormal": QuantitySkew(law="lognormal"),
     "Natural": Natural(most=5),
 }
-
 
 EXTREME = [
     (DirichletByClass(alpha=1e-9), 100),

@@ -16,15 +16,10 @@ import fedmos as fm
 from helpers.problems import Quadratic
 
 DRAWS = 1000
-
-
 RARE = 1e-4
 """A χ² test refuses what happens to a correct selector once in ten thousand seeds; z-tests, beyond 4.5 sigma."""
 
-
 NAN, INF = float("nan"), float("inf")
-
-
 Law = Mapping[Hashable, float]
 """Outcome → probability."""
 
@@ -131,11 +126,7 @@ def greedy_bins(order: Sequence[int], p: Sequence[Fraction], m: int) -> list[lis
 
 
 P6 = (0.3, 0.22, 0.2, 0.15, 0.08, 0.05)
-
-
 LR, K = 0.05, 3
-
-
 WORK = {"local_steps": K, "dtype": torch.float64, "device": "cpu", "eval_every": 1000}
 
 

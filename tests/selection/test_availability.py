@@ -158,7 +158,6 @@ EVERY = {
     "Uniform": fm.Uniform(m=4),
 }
 
-
 HERE = [set(range(0, 20, 2)) | {3}, {3}, set(), set(range(3, 18)), {3, 5, 8}, {1, 3, 8, 19}]
 
 

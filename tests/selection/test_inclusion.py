@@ -28,11 +28,7 @@ def summed_weights(selector: fm.Selector, view: fm.View, rounds: int = DRAWS, st
 
 # ------------------------------------------------------------------------------------ many clients, by χ²
 RNG = np.random.default_rng(5)
-
-
 P200 = RNG.pareto(1.5, 200) * (RNG.random(200) > 0.1)
-
-
 P200 = P200 / P200.sum()
 
 

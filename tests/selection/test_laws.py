@@ -183,7 +183,6 @@ def test_power_of_choice_asks_d_candidates_in_its_form(loss, batch):
 
 N8 = (1, 4, 9, 16, 25, 4, 9, 1)
 
-
 ACTIVE = {
     "all seen": (N8, (0.9, 0.8, 0.7, 0.1, 0.3, 0.2, 0.5, 1.0), 4, "0.5", 1.5, "0.3"),
     "unseen only by chance": (N8, (0.9, NAN, 0.7, NAN, 0.3, 0.2, NAN, 1.0), 4, "0.25", 1.5, "0.3"),

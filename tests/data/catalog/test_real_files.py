@@ -30,7 +30,6 @@ print(fm.datasets.load("cifar10").x_train.shape)
 
 REAL = Path.home() / ".cache" / "fedmos"
 
-
 FACTS = {
     "mnist": ((0.1307,), (0.3081,), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]),
     "fmnist": ((0.2860,), (0.3530,), [6000] * 10),
