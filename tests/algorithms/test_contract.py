@@ -1,4 +1,4 @@
-"""What every algorithm promises: inputs unmutated, bytes as declared, engines agree."""
+"""The contract of every algorithm: inputs unmutated, bytes as declared, engines agree."""
 
 from __future__ import annotations
 

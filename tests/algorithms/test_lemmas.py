@@ -234,7 +234,7 @@ def test_bins_are_those_of_algorithm_2(counts, data):
     ("counts", "m"),
     [([1], 1), ([1, 1, 1], 3), ([10**6, 1, 1, 0], 4), ([0, 3, 3, 0, 3], 2), ([5, 0, 0], 3), ([1] * 7, 3)],
 )
-def test_bins_in_corners(counts, m):
+def test_bins_of_edge_cases(counts, m):
     """One client, a bin each, one client in nearly all bins, zeros, ties."""
     check_bins(counts, m)
 

@@ -49,7 +49,7 @@ def plainly(x: np.ndarray, chance: np.ndarray, crop: int, flip: bool) -> np.ndar
     st.booleans(),
     st.integers(0, 2**40),
 )
-def test_it_is_pad_crop_and_flip(n, shape, crop, flip, seed):
+def test_augmentation_is_pad_crop_and_flip(n, shape, crop, flip, seed):
     x, key = images(n, shape), keys(n, seed)
     out = fm.Augment(crop=crop, flip=flip)(torch.from_numpy(x), key)
     assert out.dtype == torch.uint8
@@ -68,7 +68,7 @@ def test_every_image_is_a_legal_crop_and_every_legal_crop_occurs(crop, flip):
     assert {image.tobytes() for image in out.numpy()} == legal
 
 
-def test_nothing_asked_is_nothing_done():
+def test_augmentation_without_crop_and_flip_is_the_identity():
     for dtype in (torch.uint8, torch.float32, torch.float64, torch.int64, torch.bool):
         x = torch.from_numpy(images(20)).to(dtype)
         out = fm.Augment(crop=0, flip=False)(x, keys(20))
@@ -87,7 +87,7 @@ def test_types_and_originals_are_kept(dtype):
     assert torch.equal(x, before)
 
 
-def test_one_images_fate_is_its_keys_alone():
+def test_augmentation_of_an_image_depends_on_its_key_only():
     x, key = torch.from_numpy(images(30)), keys(30)
     together = fm.Augment()(x, key)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
@@ -207,7 +207,7 @@ def test_a_run_repeats_itself(go, engine):
 
 
 @pytest.mark.parametrize(("module", "engine"), [(loop, "loop"), (batched, "batched")])
-def test_chunks_do_not_matter(go, monkeypatch, module, engine):
+def test_augmentation_does_not_depend_on_chunks(go, monkeypatch, module, engine):
     how = {"engine": engine, "algorithm": fm.FedMoS(lr=0.05), "batch_size": None}
     whole = go(**how)
     monkeypatch.setattr(module, "_SAMPLES_AT_ONCE", 5)
@@ -215,7 +215,7 @@ def test_chunks_do_not_matter(go, monkeypatch, module, engine):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_company_does_not_matter(go, engine):
+def test_augmentation_does_not_depend_on_other_clients(go, engine):
     """A client's control variate after one round is the mean of the gradients it saw."""
     states = [
         go(engine=engine, algorithm=fm.Scaffold(lr=0.05), selection=fm.FixedCohorts([cohort]), rounds=1).client_state(1)
@@ -365,7 +365,7 @@ def test_data_sets_declare_it():
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 4)], ids=["numbers", "rows", "no channels"])
-def test_what_are_no_images_cannot_be_augmented(shape):
+def test_only_images_can_be_augmented(shape):
     """A sentence before the first round, not a traceback from the middle of one."""
     rng = np.random.default_rng(0)
     data = fm.FederatedData.from_arrays([(rng.normal(size=(6, *(shape or (1,)))), [0, 1] * 3)] * 3)

@@ -151,7 +151,7 @@ def test_npz_files_are_found_and_checked(tmp_path, monkeypatch):
         fm.datasets.load("mnsit")
 
 
-def test_channels_are_normalised_apart():
+def test_channels_are_normalised_separately():
     normalize = fm.Normalize(mean=(0.0, 0.5), std=(1.0, 0.5), scale=10.0)
     x = torch.full((1, 2, 1, 1), 10, dtype=torch.uint8)
     assert normalize(x, torch.float32).flatten().tolist() == [1.0, 1.0]

@@ -6,7 +6,7 @@ import torch
 import fedmos as fm
 
 
-def test_the_quadratic_is_what_it_says():
+def test_quadratic_equals_its_closed_form():
     problem = fm.datasets.quadratic(clients=6, dimensions=3, seed=1)
     w = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     for k in range(6):

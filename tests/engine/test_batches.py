@@ -1,4 +1,4 @@
-"""Which samples a client's steps use, and the gradients computed on them."""
+"""The samples of each step of a client, and the gradients computed on them."""
 
 from itertools import chain
 
@@ -66,7 +66,7 @@ def test_whole_batches_keep_the_stored_order():
 
 
 @pytest.mark.parametrize("how", [{"local_steps": 3}, {"local_epochs": 2}])
-def test_batches_do_not_depend_on_company(how):
+def test_batches_do_not_depend_on_other_clients(how):
     how = task(batch_size=3, **how)
     together = Batches(how, Chunk.of(how, EVERYONE), t=5)
     for i in range(4):
@@ -142,7 +142,7 @@ def test_the_reported_loss_is_the_mean_of_first_losses():
             assert float(grad.reported()[2]) == pytest.approx(float(expected[0][2]), abs=1e-14)
 
 
-def test_a_clients_update_does_not_depend_on_its_company(quick):
+def test_a_clients_update_does_not_depend_on_other_clients(quick):
     """The same client in cohorts of one and of three, on the loop: the same bits."""
     alone = quick(selection=fm.FixedCohorts([[3]], [[1.0]]), rounds=1, engine="loop").params
     among = quick(selection=fm.FixedCohorts([[7, 3, 1]], [[0.0, 1.0, 0.0]]), rounds=1, engine="loop").params

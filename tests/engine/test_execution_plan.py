@@ -1,4 +1,4 @@
-"""Which engine and program 'auto' takes, and how the cohort is cut into chunks."""
+"""The engine and program that 'auto' chooses, and the division of a cohort into chunks."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_auto_compiles_only_what_earns_it(quick, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("written", ["", "[1]", '{"KEY": 5}', '{"KEY": {"loop": 1.0}}', '{"KEY": {"loop": "x"}}'])
-def test_what_others_wrote_into_the_memory_of_timings_is_ignored(quick, tmp_path, monkeypatch, written):
+def test_invalid_cached_timings_are_ignored(quick, tmp_path, monkeypatch, written):
     monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
     quick()
     (key,) = read_measurements(tmp_path / "engines.json")
@@ -71,7 +71,7 @@ def test_what_others_wrote_into_the_memory_of_timings_is_ignored(quick, tmp_path
     assert set(read_measurements(tmp_path / "engines.json")[key]) >= {"loop", "batched", "operations"}
 
 
-def test_engines_are_measured_apart_where_the_work_differs(quick, tmp_path, monkeypatch):
+def test_timings_are_cached_per_kind_of_work(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
     quick()
     for more in (

@@ -10,7 +10,7 @@ from fedmos.engine import execution_plan as plan
 from fedmos.engine import local_backend as work
 
 
-def test_fixed_shapes_change_nothing(monkeypatch):
+def test_fixed_shapes_do_not_change_results(monkeypatch):
     """Rows and columns that are filled up, as for compiled programs, without the compiling."""
     data = fm.datasets.load("digits").partition(fm.partition.QuantitySkew(skew=0.7, least=5), clients=15, seed=0)
     monkeypatch.setattr(work.ExecutionPlan, "fixed_shapes", property(lambda plan: plan.engine == "batched"))
@@ -121,7 +121,7 @@ class OwnStep(fm.Algorithm):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_step_of_the_object_s_own_counts(quick, engine):
+def test_a_step_set_on_the_object_is_used(quick, engine):
     how = {"dtype": torch.float64, "engine": engine}
     plain, half, small = (
         quick(algorithm=algorithm, **how).params

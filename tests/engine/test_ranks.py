@@ -52,7 +52,7 @@ def ranks_of(size: int, speed: list[float]) -> Ranks:
     return ranks
 
 
-def test_work_goes_to_who_would_be_done_first():
+def test_work_is_assigned_to_the_rank_that_finishes_first():
     assert ranks_of(1, [1.0]).assign([3.0, 1.0]) == [0, 0]
     even = ranks_of(2, [1.0, 1.0]).assign([1.0] * 8)
     assert even.count(0) == even.count(1) == 4
@@ -63,7 +63,7 @@ def test_work_goes_to_who_would_be_done_first():
 
 
 @pytest.mark.parametrize("width", [2, 4, 5, 13])
-def test_the_width_of_chunks_does_not_show(quick, monkeypatch, width):
+def test_bits_do_not_depend_on_the_width_of_chunks(quick, monkeypatch, width):
     """Sums are taken block by block in the order of clients, and a client left alone is computed as one of two."""
     how = {"engine": "batched", "rounds": 2, "selection": fm.Uniform(m=13), "algorithm": fm.Scaffold(lr=0.1)}
     whole = quick(**how)
@@ -71,7 +71,7 @@ def test_the_width_of_chunks_does_not_show(quick, monkeypatch, width):
     assert torch.equal(quick(**how).params, whole.params)
 
 
-def test_products_round_alike_wherever_their_factors_lie(quick, monkeypatch):
+def test_bits_do_not_depend_on_memory_alignment(quick, monkeypatch):
     """Rows of odd length begin where the processor's vectors do not; see MKL_CBWR in fedmos/__init__.py."""
     how = {
         "engine": "batched",

@@ -16,7 +16,7 @@ def gradient(model, x, inputs, targets):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_they_are_what_they_say(digits, engine):
+def test_diagnostics_equal_their_definitions(digits, engine):
     """FedAvg with whole batches: everything can be worked out from the models before and after a round."""
     lr, K = 0.1, 3
     model = fm.models.logistic(features=64)
@@ -71,7 +71,7 @@ def test_they_are_what_they_say(digits, engine):
 @pytest.mark.parametrize(
     "algorithm", [fm.FedMoS(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)], ids=lambda a: type(a).__name__
 )
-def test_they_leave_the_run_as_it_is(quick, algorithm, tmp_path):
+def test_diagnostics_do_not_change_the_run(quick, algorithm, tmp_path):
     plain = quick(algorithm=algorithm, rounds=4)
     watched = quick(algorithm=algorithm, rounds=4, callbacks=[fm.Diagnostics(every=1, clients=2)], out=tmp_path / "run")
     assert torch.equal(plain.params, watched.params)
@@ -80,14 +80,14 @@ def test_they_leave_the_run_as_it_is(quick, algorithm, tmp_path):
     assert [r.diagnostics for r in again.history] == [r.diagnostics for r in watched.history]
 
 
-def test_a_resumed_run_has_the_same(quick, tmp_path):
+def test_diagnostics_of_a_resumed_run_are_the_same(quick, tmp_path):
     whole = quick(rounds=4, callbacks=[fm.Diagnostics(every=1)])
     quick(rounds=2, callbacks=[fm.Diagnostics(every=1)], out=tmp_path / "run")
     resumed = quick(rounds=4, callbacks=[fm.Diagnostics(every=1)], out=tmp_path / "run", resume=True)
     assert [r.diagnostics for r in resumed.history] == [r.diagnostics for r in whole.history]
 
 
-def test_they_are_drawn(quick, tmp_path):
+def test_diagnostics_are_drawn_in_the_report(quick, tmp_path):
     from fedmos.report import page
     from fedmos.report.study import read_study
 
@@ -96,7 +96,7 @@ def test_they_are_drawn(quick, tmp_path):
     assert all(f'id="plot-{measure}"' in html for measure in MEASURES)
 
 
-def test_refusals():
+def test_invalid_diagnostics_are_refused():
     with pytest.raises(ValueError, match="Diagnostics: 'every' must be an integer ≥ 1, got 0"):
         fm.Diagnostics(every=0)
 
@@ -144,13 +144,13 @@ WITH_MOMENTUM = [
 
 
 @pytest.mark.parametrize("algorithm", WITH_MOMENTUM, ids=lambda a: type(a).__name__)
-def test_a_momentum_meets_a_gradient_that_stays_the_same(algorithm):
+def test_momentum_converges_to_a_constant_gradient(algorithm):
     (found,) = deviations(algorithm, 20, ALIKE, every=20)
     assert found < 1e-15
     assert type(algorithm).gradient_estimate is not fm.Algorithm.gradient_estimate
 
 
-def test_the_momentum_of_fedavgm_has_seen_so_much_of_the_gradient():
+def test_fedavgm_momentum_approaches_the_gradient_geometrically():
     """m̃ = (1 − β^t) ∇f, so that the deviation is β^2t."""
     found = deviations(fm.FedAvgM(lr=0.1, beta=0.9), 5, ALIKE)
     assert found == pytest.approx([0.9 ** (2 * t) for t in range(1, 6)])
@@ -162,7 +162,7 @@ def test_methods_without_a_momentum_have_no_deviation():
 
 
 @pytest.mark.parametrize("samples", [8192, 200])
-def test_the_gradient_is_everyones_though_few_take_part(monkeypatch, samples):
+def test_deviation_uses_the_gradient_of_all_clients(monkeypatch, samples):
     """Of all samples by importance or, where they are many, of an even draw."""
     from fedmos.evaluation import diagnostics
 

@@ -159,7 +159,7 @@ def test_quadratic_drift_in_closed_form(problem, K):
         assert found.drift_shadow == pytest.approx(lr**2 * found.sigma_g2, **exactly)
 
 
-def test_at_the_optimum_only_the_whole_rests():
+def test_client_gradients_cancel_at_the_optimum():
     quadratic = fm.datasets.quadratic(clients=5, dimensions=3)
     found = measure(quadratic, quadratic.optimum.numpy())
     assert found.gradient2 < 1e-20
@@ -241,7 +241,7 @@ def test_drift_with_mini_batches_is_random_by_seed_only():
     assert one.sigma2 == other.sigma2  # an expectation, not a draw
 
 
-def test_a_client_alone_is_its_own_shadow():
+def test_a_single_client_does_not_drift_from_its_shadow():
     """Client and shadow take the same batches, so with one client there is nothing to drift apart from."""
     problem = Regression()
     for B in (1, 2, None):
@@ -263,7 +263,7 @@ def test_replicas_do_not_differ():
     assert problem.measure(batch_size=1, lr=0.05).drift_shadow > 1e-6  # each on batches of its own
 
 
-def test_where_all_agree_that_nothing_is_to_be_done():
+def test_dissimilarity_is_one_where_every_client_is_stationary():
     """FedProx (Definition 3) sets B = 1 at a point that is stationary for every client."""
     quadratic = fm.datasets.Quadratic(
         h=torch.ones(3).double(), e=torch.ones(3, 2).double(), p=torch.full((3,), 1 / 3).double()
@@ -417,7 +417,7 @@ def test_models_that_cannot_be_vectorised_are_measured_one_by_one(few):
         assert getattr(one, name) == pytest.approx(value, **exactly)
 
 
-def test_pieces_do_not_matter(few, monkeypatch):
+def test_heterogeneity_does_not_depend_on_chunks(few, monkeypatch):
     torch.manual_seed(0)
     model = Willing().double()
     whole = heterogeneity(model, few, batch_size=2, dtype=torch.float64, lr=0.1)
@@ -442,7 +442,7 @@ def test_dropout_and_augmentation_are_off_but_for_drift(few):
         assert other.drift != pytest.approx(base.drift, rel=1e-3)
 
 
-def test_nothing_is_touched(few):
+def test_heterogeneity_changes_neither_model_nor_data(few):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout(0.5), Willing()).double().eval()
     weights = [p.detach().clone() for p in model.parameters()]

@@ -19,7 +19,7 @@ def by_hand(result, digits, model):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_it_is_the_accuracy_on_each_clients_own_data(quick, digits, tmp_path, engine):
+def test_client_accuracy_is_measured_on_the_clients_own_data(quick, digits, tmp_path, engine):
     assert len(set(digits.sizes.tolist())) > 3  # ragged
     result = quick(out=tmp_path / "run", engine=engine, rounds=5)
     should = by_hand(result, digits, fm.models.logistic(features=64).eval())
@@ -29,7 +29,7 @@ def test_it_is_the_accuracy_on_each_clients_own_data(quick, digits, tmp_path, en
     assert math.isclose(found["mean"], sum(should) / 20)
 
 
-def test_it_is_of_the_runs_end(quick, tmp_path):
+def test_client_accuracy_is_that_of_the_final_model(quick, tmp_path):
     first = quick(out=tmp_path / "run", rounds=2).info["client_accuracy"]
     more = quick(out=tmp_path / "run", rounds=9, algorithm=fm.FedAvg(lr=0.1), resume=True).info["client_accuracy"]
     assert more["sorted"] != first["sorted"]
@@ -42,7 +42,7 @@ def test_it_is_of_the_runs_end(quick, tmp_path):
     assert "client_accuracy" not in fm.Result.load(tmp_path / "cut").info
 
 
-def test_targets_that_are_no_classes_have_none(tmp_path):
+def test_client_accuracy_needs_classes(tmp_path):
     data = fm.FederatedData.from_arrays([([[1.0], [2.0]], [[0.5], [1.0]])] * 3)
     how = {"rounds": 1, "local_steps": 1, "loss": "mse"}
     fm.run(torch.nn.Linear(1, 1), data, fm.FedAvg(lr=0.1), fm.Full(), **how, out=tmp_path / "run")

@@ -237,7 +237,7 @@ def test_what_is_told_of_a_method_that_diverged_at_once(tmp_path):
     assert said == ["FedAvg: rounds to train_loss 2.1: not reached; final train_loss not measured"]
 
 
-def test_watching(tmp_path):
+def test_progress_lines_and_the_live_table(tmp_path):
     said = []
     watch = LineObserver(said.append)
     watch.tuned("a", "0.1")

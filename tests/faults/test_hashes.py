@@ -25,7 +25,7 @@ for combination in jobs.COMBINATIONS:
 """
 
 
-def test_surroundings_do_not_matter(tmp_path):
+def test_hashes_do_not_depend_on_the_environment(tmp_path):
     surroundings = [
         (1, {"PYTHONHASHSEED": "0", "TZ": "UTC"}),
         (1, {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu"}),

@@ -1,4 +1,4 @@
-"""Which node is which client, and which nodes are refused."""
+"""Identification of nodes by their client, and refused nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helpers.flower_network import Network
 from helpers.flower_runs import CLIENTS, arguments, assert_same
 
 
-def test_nodes_are_told_apart_by_what_they_say(deployed):
+def test_nodes_are_identified_by_their_client(deployed):
     """Their numbers and the order in which they come do not matter."""
     made = deployed(arguments(algorithm=fm.Scaffold(lr=0.1)))
     made.network = Network(lambda: client_app(made.given), made.folder / "state", [4, "0", 2, "5", 1, 3])
@@ -43,7 +43,7 @@ def test_a_client_with_another_configuration(deployed, caplog, changes):
     assert "Starting without 1 of 6 clients: 0" in caplog.text
 
 
-def test_a_node_that_is_nobody(deployed, caplog):
+def test_a_node_with_an_unknown_client_is_refused(deployed, caplog):
     made = deployed(arguments(rounds=1))
     stranger = Network(lambda: client_app(made.given), made.folder / "state", ["stranger"]).nodes[100]
     stranger.number = 200

@@ -1,4 +1,4 @@
-"""What clients may send: damaged, missing, late and foreign replies."""
+"""Damaged, missing, late and foreign replies of clients."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tests share: reference implementations, generators of inputs, problems, and processes to run."""
+"""Shared by tests: reference implementations, problems, generators of inputs, and processes to run."""

@@ -1,4 +1,4 @@
-"""Configurations gone wrong in many ways, and what a configuration may be, written from the documentation alone."""
+"""Generated invalid configurations, and the rules of valid ones, written from the documentation alone."""
 
 import copy
 import datetime

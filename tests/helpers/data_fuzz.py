@@ -1,4 +1,4 @@
-"""Arrays that are no federation, or barely one, and what must come of them."""
+"""Generated arrays that are invalid or extreme federations, and the check of their outcome."""
 
 import functools
 import warnings

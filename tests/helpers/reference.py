@@ -1,4 +1,4 @@
-"""The second opinion: every method once more, in plain numpy float64, from the equations alone.
+"""Every method once more, in plain numpy float64, from the equations alone.
 
 One function per method plays one round; check it by eye against the method's row of the algorithm table, quoted in
 its docstring. Nothing here uses the library. The federations are in `problems.py`.

@@ -91,7 +91,7 @@ def test_the_table_is_that_of_the_metrics_files(comparison, written):
         assert row[7] == f"{should['mean']['final']:.3f} ± {should['std']['final']:.3f}"
 
 
-def test_who_takes_part(comparison, written):
+def test_participation_is_that_of_the_metrics_files(comparison, written):
     found = data_of(written)["chosen"][0]
     ranked = []
     for seed in (0, 1, 2):

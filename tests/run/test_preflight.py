@@ -196,7 +196,7 @@ def test_bad_fields(make, sentence):
     assert sentence in str(error.value)
 
 
-def test_a_federation_put_together_by_hand_is_looked_at(quick, digits):
+def test_a_federation_built_by_hand_is_validated(quick, digits):
     wrong = torch.full_like(digits.index, 10**6)
     for part, value in {
         "index": wrong,
@@ -209,7 +209,7 @@ def test_a_federation_put_together_by_hand_is_looked_at(quick, digits):
             quick(data=dataclasses.replace(digits, **{part: value}))
 
 
-def test_nobody_comes_with_a_tiny_rate(quick):
+def test_bernoulli_with_a_tiny_rate_selects_one_client(quick):
     assert all(len(record.cohort) == 1 for record in quick(selection=fm.Bernoulli(rate=1e-300)).history)
 
 

@@ -60,7 +60,7 @@ def test_history_records_each_round(quick, digits):
     assert set(columns) >= {"cohort", "weights", "bytes_down", "bytes_up", "seconds", "train_loss", "accuracy"}
 
 
-def test_metrics_are_what_they_say(quick, digits):
+def test_metrics_equal_their_definitions(quick, digits):
     """train_loss is Σ p_i f_i, test_loss and accuracy are means over the test set, at the new model."""
     result = quick(dtype=torch.float64)
     model, normalize = result.model.eval(), digits.normalize
@@ -382,7 +382,7 @@ def test_an_interrupted_commit_is_completed(quick, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_one_number_losses_and_named_ones_do_the_same(quick, digits, engine):
+def test_losses_of_shape_one_and_losses_with_our_names(quick, digits, engine):
     """A loss of shape (1,), one named like ours, and labels of integers for bce."""
 
     def mse(outputs, targets):

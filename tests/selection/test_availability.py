@@ -1,4 +1,4 @@
-"""Who is available when, and selection among those available."""
+"""Availability models, and selection among available clients."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_unbiased_selection_is_unbiased_among_those_available(selector):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_always_is_none(quick, name):
+def test_permanent_availability_equals_none(quick, name):
     """Bit for bit, for every selector; and a model that happens to let everyone in chooses the same clients."""
     selector = EVERY[name]
     plain = quick(selection=selector)

@@ -1,4 +1,4 @@
-"""What selectors ask clients, and what it costs."""
+"""Probes of clients for selection, and their cost."""
 
 from __future__ import annotations
 

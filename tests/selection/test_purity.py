@@ -118,11 +118,11 @@ class OddOnly(fm.Uniform):
         return torch.arange(1, view.N, 2), torch.ones(view.N // 2, dtype=torch.float64)
 
 
-def test_a_selection_of_one_s_own_is_not_drawn_ahead_by_another(quick):
+def test_an_overridden_selection_is_not_prefetched(quick):
     assert all(i % 2 for r in quick(selection=OddOnly(m=3), rounds=5).history for i in r.cohort)
 
 
-def test_a_selection_of_the_object_s_own_counts(quick):
+def test_a_selection_set_on_the_object_is_used(quick):
     selector = fm.Uniform(m=3)
     object.__setattr__(selector, "select", lambda view: ([view.round % 2], [1.0]))
     assert [r.cohort for r in quick(selection=selector, rounds=5).history] == [[0], [1], [0], [1], [0]]
@@ -295,7 +295,7 @@ def test_a_selector_s_state_is_of_tensors(quick):
         quick(selection=Counting())
 
 
-def test_nobody_may_be_chosen_or_asked(quick):
+def test_empty_cohorts_and_empty_probes_are_accepted(quick):
     class Waiting(fm.Selector):
         def select(self, view):
             assert view.probe([]).shape == (0,)
@@ -306,7 +306,7 @@ def test_nobody_may_be_chosen_or_asked(quick):
     assert [(r.cohort, r.bytes_up) for r in result.history] == [([], 0)] * 3
 
 
-def test_questions_need_a_run():
+def test_probes_need_a_run():
     with pytest.raises(ValueError, match=r"^Cannot ask clients because this view belongs to no run; use"):
         fm.PowerOfChoice(m=1, d=2).select(view_of(P6))
 

@@ -38,7 +38,7 @@ def own_files(run: Path) -> list[Path]:
     return sorted(max((run / "checkpoints").iterdir()).iterdir())
 
 
-def test_what_a_run_leaves(quick, tmp_path):
+def test_files_of_a_finished_run(quick, tmp_path):
     seen = []
 
     def read(record):
@@ -116,7 +116,7 @@ def test_two_runs_cannot_share_a_folder(quick, tmp_path):
     quick(out=tmp_path / "run", resume=True)  # it let go
 
 
-def test_a_run_lets_go_however_it_ends(quick, tmp_path):
+def test_a_run_releases_its_lock_however_it_ends(quick, tmp_path):
     def fail(record):
         raise RuntimeError("an accident")
 
@@ -298,7 +298,7 @@ def test_a_checkpoint_writes_only_the_clients_that_changed(tmp_path):
 
 
 @given(st.lists(st.integers(1, 30), max_size=60))
-def test_pieces_of_history_are_few_and_complete(steps):
+def test_segments_of_history_are_few_and_complete(steps):
     from math import log2
 
     from fedmos.storage.segments import HistorySegment
@@ -316,7 +316,7 @@ def test_pieces_of_history_are_few_and_complete(steps):
 
 
 @given(st.lists(st.frozensets(st.integers(0, 50), max_size=10), max_size=60))
-def test_pieces_of_clients_hold_less_than_twice_what_is_alive(steps):
+def test_segments_of_clients_hold_less_than_twice_the_current_state(steps):
     from fedmos.storage.segments import ClientSegment
 
     kept = []
@@ -370,7 +370,7 @@ def test_when_a_checkpoint_is_due(monkeypatch):
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, "5", "s", "0s", "5 minutes", True, "-3s"])
-def test_times_that_are_none(quick, tmp_path, every):
+def test_invalid_checkpoint_intervals_are_refused(quick, tmp_path, every):
     with pytest.raises(ValueError, match="'checkpoint_every' must be an integer ≥ 1 or a time such as '30s'"):
         quick(out=tmp_path / "run", checkpoint_every=every)
 

@@ -153,7 +153,7 @@ def test_show_divides_and_draws(tmp_path):
         (["show", "digits"], "'clients' must be an integer ≥ 1, got None"),
     ],
 )
-def test_mistakes_end_in_a_sentence(arguments, sentence, monkeypatch, capsys):
+def test_errors_are_one_sentence(arguments, sentence, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fedmos", "data", *arguments])
     with pytest.raises(SystemExit) as stop:
         cli.main()

@@ -70,7 +70,7 @@ def test_arrays_in_other_layouts_and_types_are_brought_to_ours(tmp_path):
     torch.testing.assert_close(a, b)
 
 
-def test_owners_come_along(tmp_path):
+def test_owners_are_read_from_files(tmp_path):
     arrays = small("mnist", train=6)
     cases = [
         ({"owner": np.array([3, 3, 1, 10**15, 1, 3])}, [1, 1, 0, 2, 0, 1], ["1", "3", str(10**15)]),

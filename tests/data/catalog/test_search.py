@@ -1,4 +1,4 @@
-"""Where data are looked for, and the Hugging Face hub."""
+"""The search for data sets in folders and on the Hugging Face hub."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_places_are_searched_in_order(home, tmp_path):
         fm.datasets.load("mnist", tmp_path / "nowhere")
 
 
-def test_what_was_tried_and_what_to_do_is_said(home):
+def test_the_error_lists_the_places_searched_and_what_to_do(home):
     with pytest.raises(FileNotFoundError) as error:
         fm.datasets.load("cifar10")
     for part in (
@@ -47,7 +47,7 @@ def test_what_was_tried_and_what_to_do_is_said(home):
     assert "root='hf://OWNER/NAME'" in str(error.value)
 
 
-def test_what_comes_along_has_no_root(tmp_path):
+def test_included_data_sets_take_no_root(tmp_path):
     with pytest.raises(ValueError, match="'root' must be left out for digits"):
         fm.datasets.load("digits", tmp_path)
 

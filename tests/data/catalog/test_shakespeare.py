@@ -13,7 +13,7 @@ from fedmos.data.catalog.entries import SYMBOLS
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def test_shakespeare_comes_along():
+def test_shakespeare_is_included_in_the_package():
     found = datasets.find("shakespeare")
     data = found.dataset
     assert found.status == "as published"

@@ -105,7 +105,7 @@ def test_nothing_is_written_into_a_root(tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["mnist.npz"]
 
 
-def test_half_made_stores_of_killed_processes_are_swept_away(home):
+def test_partial_stores_of_killed_processes_are_removed(home):
     for name, age in ((".making-old", 2), (".making-new", 0)):
         (home / "store" / name).mkdir(parents=True)
         then = (home / "store").stat().st_mtime - age * 86_400
@@ -115,7 +115,7 @@ def test_half_made_stores_of_killed_processes_are_swept_away(home):
     assert [path.name for path in stores(home) if path.name.startswith(".")] == [".making-new"]
 
 
-def test_several_processes_may_be_the_first(home):
+def test_several_processes_can_build_the_store_at_once(home):
     write_npz(home, "cifar10", small("cifar10", train=3000))
     program = 'import fedmos as fm; print(int(fm.datasets.load("cifar10").x_train.sum()))'
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]

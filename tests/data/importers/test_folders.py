@@ -197,7 +197,7 @@ def test_folders_that_are_links_must_stay_inside(album, tmp_path, where):
         FederatedData.from_folder(root)
 
 
-def test_folders_that_are_none_get_a_sentence(album, tmp_path):
+def test_invalid_folders_are_refused(album, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere because it is not a folder"):
         FederatedData.from_folder(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"0\.png because it is not a folder"):

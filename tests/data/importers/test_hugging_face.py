@@ -80,7 +80,7 @@ def test_hugging_face_words_and_lists(hf):
     assert data.y.dtype == torch.float32
 
 
-def test_what_is_no_hugging_face_data_is_refused(hf, numbered):
+def test_objects_that_are_not_hugging_face_data_are_refused(hf, numbered):
     for thing in (numbered.to_iterable_dataset(), pd.DataFrame(ROWS), [1], None):
         with pytest.raises(ValueError, match=r"from_hf: 'dataset' must be a datasets\.Dataset or DatasetDict"):
             FederatedData.from_hf(thing, client_column="user")
@@ -145,7 +145,7 @@ def test_partitioners_without_data_are_refused_in_words(flower, name):
         FederatedData.from_flower(PARTITIONERS[name](flower))
 
 
-def test_what_is_no_partitioner_is_refused(hf):
+def test_objects_that_are_not_partitioners_are_refused(hf):
     for thing in (5, None, "Iid", fm.partition.IID()):
         with pytest.raises(ValueError, match="'partitioner' must be one of flwr_datasets'"):
             FederatedData.from_flower(thing)

@@ -124,7 +124,7 @@ def test_tables_that_lack_something_get_a_sentence(kind, tmp_path):
 
 
 @pytest.mark.parametrize("thing", [[1, 2], {"label": [1]}, np.zeros((3, 2)), None, 5, pd.Series([1, 2])])
-def test_what_is_no_table_is_refused(thing):
+def test_objects_that_are_not_tables_are_refused(thing):
     with pytest.raises(ValueError, match="from_frame: 'frame' must be a pandas or polars frame, a pyarrow table"):
         FederatedData.from_frame(thing, **COLUMNS)
     if thing is not None:
@@ -132,7 +132,7 @@ def test_what_is_no_table_is_refused(thing):
             FederatedData.from_frame(pd.DataFrame(ROWS), **COLUMNS, test=thing)
 
 
-def test_parquet_files_that_are_none(tmp_path):
+def test_invalid_parquet_files_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet because it does not exist"):
         FederatedData.from_frame(tmp_path / "nowhere.parquet", **COLUMNS)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 but no more")
@@ -259,7 +259,7 @@ def test_images_keep_their_pixels(kind, shape, wrap, tmp_path):
     assert np.array_equal(data.client(0)[0], expected[[1, 4]])
 
 
-def test_images_that_are_none_get_a_sentence(tmp_path):
+def test_invalid_images_are_refused(tmp_path):
     good = png(pictures(1, 4, 5)[0])
     (tmp_path / "secret.png").write_bytes(good)
 

@@ -134,7 +134,7 @@ def test_class_numbers_stay_the_users():
     [pd.Categorical([3, 7, 3, 0, 7, 7]), pd.Series([3, 7, 3, 0, 7, 7], dtype=object)],
     ids=["categories", "objects"],
 )
-def test_numbers_in_disguise_are_classes(label):
+def test_integers_of_other_types_are_classes(label):
     """Whether they keep their numbers or are coded 0, 1, 2 under the names 0, 3, 7, they are labels."""
     data = FederatedData.from_frame(pd.DataFrame(rows(label=label)), **COLUMNS)
     told = clients(data)[1][1]

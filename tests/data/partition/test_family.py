@@ -1,4 +1,4 @@
-"""What all partition schemes have in common."""
+"""Properties that all partition schemes share."""
 
 import random
 
@@ -36,7 +36,7 @@ def test_only_the_order_of_labels_matters(name):
 
 
 @by_name
-def test_nobody_touches_the_global_generators(name):
+def test_global_random_generators_are_not_used(name):
     before = np.random.get_state()[1].copy(), random.getstate(), torch.get_rng_state()  # noqa: NPY002
     RANDOM[name].split(labels([60] * 6), 6, 0)
     assert np.array_equal(np.random.get_state()[1], before[0])  # noqa: NPY002
@@ -45,14 +45,14 @@ def test_nobody_touches_the_global_generators(name):
 
 
 @by_name
-def test_strided_and_foreign_arrays_do(name):
+def test_strided_and_byte_swapped_labels_are_accepted(name):
     y = labels([60] * 6)
     expected = np.concatenate(list(RANDOM[name].split(y, 6, 3)))
     for other in (np.stack([y, y[::-1]], 1)[:, 0], y.astype(">i8")):
         assert np.array_equal(np.concatenate(list(RANDOM[name].split(other, 6, 3))), expected)
 
 
-def test_nobody_minds_arrays_that_cannot_be_written():
+def test_read_only_labels_are_accepted():
     """Such as `np.load(..., mmap_mode="r")` gives: they are not to be written, so there is nothing to warn of."""
     y = labels([60] * 6)
     x = np.arange(len(y))
@@ -66,7 +66,7 @@ def test_nobody_minds_arrays_that_cannot_be_written():
     assert np.array_equal(data.client(2)[0], IID().split(y, 6, 3)[2])
 
 
-def test_a_scheme_of_ones_own_cannot_write_into_the_data():
+def test_a_custom_scheme_cannot_write_into_the_data():
     class Vandal:
         def split(self, labels, clients, seed):
             labels[:] = 0

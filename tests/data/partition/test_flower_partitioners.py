@@ -70,7 +70,7 @@ def test_a_partitioner_that_was_used_elsewhere_starts_anew(flower):
     assert [list(used.load_partition(i)["number"]) for i in range(5)] == elsewhere
 
 
-def test_the_column_may_have_any_name(flower):
+def test_the_label_column_may_have_any_name(flower):
     y = labels([100, 100, 100])
     expected = rows_by_flower(FLOWER["Dirichlet"](flower), y)
     for column in ("target", "row", "fedmos_row"):

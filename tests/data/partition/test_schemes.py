@@ -130,7 +130,7 @@ def test_dirichlet_by_class_gives_everyone_the_least(sizes, clients, seed, alpha
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
-def test_who_holds_enough_gets_none_of_the_next_class(alpha):
+def test_clients_with_enough_samples_get_none_of_the_next_class(alpha):
     """[POW]: clients already holding ≥ n/K get 0."""
     y = labels([37, 41, 29, 53, 31, 47])
     for seed in range(60):

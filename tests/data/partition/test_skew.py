@@ -79,7 +79,7 @@ def test_class_counts_are_those_of_a_dirichlet(prior, sizes, alpha):
         assert 0.5 * np.abs(seen - law).sum() < 0.025
 
 
-def test_early_clients_fare_no_better_than_late_ones():
+def test_skew_does_not_depend_on_the_clients_number():
     y = labels([400] * 10)
     for scheme in (Dirichlet(alpha=0.1), Dirichlet(alpha=0.1, prior="data")):
         largest = [np.array(counts_of(scheme.split(y, 40, seed), y)).max(1) for seed in range(20)]

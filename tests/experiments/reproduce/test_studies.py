@@ -71,7 +71,7 @@ def test_every_configuration_builds(blanks, monkeypatch):
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.key)
-def test_what_a_part_speaks_of_exists(part):
+def test_names_that_a_part_refers_to_exist(part):
     assert part.labels
     assert part.columns
     assert part.source

@@ -59,7 +59,7 @@ def turned_away(deployment, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_stranger_is_turned_away(turned_away, stranger):
+def test_an_unknown_node_is_refused(turned_away, stranger):
     said, code = turned_away[stranger]
     assert code != 0
     assert STRANGERS[stranger][1] in said, said
