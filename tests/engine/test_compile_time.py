@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedmos.core.notices import shown_by
+from fedmos.core.notices import display_messages
 from fedmos.engine import compile_time, plan_cache
 from fedmos.engine.compile_time import CompileClock
 
@@ -23,7 +23,7 @@ def path(tmp_path):
 
 def compile_(clock: Clock, compilations: CompileClock, seconds: float, operations: int, key: str) -> list[str]:
     shown: list[str] = []
-    with shown_by(shown.append), compilations.announced(operations, "cpu", key):
+    with display_messages(shown.append), compilations.announced(operations, "cpu", key):
         clock.now += seconds
     return shown
 

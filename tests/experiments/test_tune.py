@@ -110,7 +110,7 @@ def test_the_report_shows_what_was_tried(done):
     made = read_study([out])
     assert made.table.cells() == table.cells()
     text = page.html(made)
-    for words in ("<h2>Tuning</h2>", 'data-all="tuned">tuned', "mu 1", "diverged", "chosen", "against FedAvg, tuned."):
+    for words in ("<h2>Tuning</h2>", 'data-all="tuned">Tuned', "mu 1", "diverged", "chosen", "against FedAvg, tuned."):
         assert words in text
     assert "within 4 rounds on seed 9 (some with a grid of their own)" in caption(comparisons.settings(**CHANGES))
 

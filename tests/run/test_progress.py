@@ -9,7 +9,7 @@ import pytest
 
 import fedmos as fm
 from fedmos.core.interrupts import interrupt_answered
-from fedmos.core.notices import notify, shown_by, tell
+from fedmos.core.notices import display_messages, notify, tell
 from fedmos.run import callbacks
 from fedmos.run.callbacks import PlainProgress, Progress, progress_display
 
@@ -126,7 +126,7 @@ def test_runs_side_by_side_share_a_bar(digits, monkeypatch, capsys):
 
 def test_messages_reach_the_display_or_else_the_standard_error(capsys):
     shown = []
-    with shown_by(shown.append):
+    with display_messages(shown.append):
         notify("a")
         tell("b")
     notify("c")

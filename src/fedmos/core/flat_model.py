@@ -26,7 +26,7 @@ from .precision import Precision
 from .training_flags import TrainingFlags
 
 
-class Trace(NamedTuple):
+class ForwardTrace(NamedTuple):
     """A forward pass without dropout, and the tensors that dropout would have been applied to."""
 
     outputs: Tensor
@@ -179,7 +179,7 @@ class FlatModel:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
 
-    def trace(self, y: Tensor, inputs: Tensor) -> Trace:
+    def trace(self, y: Tensor, inputs: Tensor) -> ForwardTrace:
         """Compute the outputs without dropout, and record the tensors that dropout would be applied to."""
         functional: list[Tensor] = []
         for layer in self._dropout.values():
@@ -187,7 +187,9 @@ class FlatModel:
         try:
             with FunctionalDropout(None, {}, functional):
                 outputs = self(y, inputs)
-            return Trace(outputs, {name: layer.recorded or [] for name, layer in self._dropout.items()}, functional)
+            return ForwardTrace(
+                outputs, {name: layer.recorded or [] for name, layer in self._dropout.items()}, functional
+            )
         finally:
             for layer in self._dropout.values():
                 layer.recorded = None

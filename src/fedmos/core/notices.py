@@ -11,7 +11,7 @@ _display: ContextVar[Callable[[str], None] | None] = ContextVar("display", defau
 
 
 @contextmanager
-def shown_by(display: Callable[[str], None] | None) -> Iterator[None]:
+def display_messages(display: Callable[[str], None] | None) -> Iterator[None]:
     """Pass messages to `display` inside the block; None keeps the display that there is."""
     if display is None:
         yield

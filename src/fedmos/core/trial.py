@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .dropout import Site
-from .flat_model import FlatModel, Trace
+from .flat_model import FlatModel, ForwardTrace
 from .module_kind import UnsuitableModel
 from .module_state import attributes, buffers, changed, holds_tensor
 
@@ -78,7 +78,7 @@ def _check_dropout_is_off(model: FlatModel, batch: Tensor) -> None:
             )
 
 
-def _checked_pass(model: FlatModel, batch: Tensor) -> Trace:
+def _checked_pass(model: FlatModel, batch: Tensor) -> ForwardTrace:
     """Return a forward pass; refuse one that changes buffers or parameters."""
     x, before = model.initial(), buffers(model.module)
     y = x.clone()
@@ -154,7 +154,7 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
     return outputs.detach()
 
 
-def _place_dropout(model: FlatModel, first: Trace, second: Trace, batch: Tensor) -> None:
+def _place_dropout(model: FlatModel, first: ForwardTrace, second: ForwardTrace, batch: Tensor) -> None:
     """Find where the samples are in every tensor that dropout is applied to."""
     if not first.functional and not any(first.layers.values()):
         return

@@ -18,7 +18,7 @@ from .arrays import client_arrays, client_names, importance_of, is_index, is_off
 from .augment import Augment
 from .importers.methods import Importers
 from .normalize import Normalize
-from .padding import Padding
+from .padding import SequencePadding
 
 if TYPE_CHECKING:
     from .describe import Description
@@ -245,7 +245,7 @@ def _pad(clients: Any, test: Any, value: float | None, mask: str | None, lengths
     pairs = [*clients, *([] if test is None else [test])] if isinstance(clients, list) else []
     if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         return clients, test  # refused later
-    padded = Padding(value, mask, lengths)(pairs)
+    padded = SequencePadding(value, mask, lengths)(pairs)
     return padded[: len(clients)], None if test is None else padded[-1]
 
 

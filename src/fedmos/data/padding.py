@@ -17,7 +17,7 @@ ONLY = "x"
 
 
 @dataclass(frozen=True)
-class Padding:
+class SequencePadding:
     """How sequences are padded; see `FederatedData.from_arrays`."""
 
     value: float

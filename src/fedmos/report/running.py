@@ -21,7 +21,7 @@ from ..experiments.table import ComparisonTable
 from ..storage.segments import decode_history
 from .checks import ReportSource, Target
 from .run_info import algorithm_of, started_from_python
-from .study import Progress, ReportStudy
+from .study import ReportStudy, StudyProgress
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -148,10 +148,10 @@ def _planned(settings: CompareConfig, folder: Path, rows: Sequence[_Row]) -> lis
     return list(runs.values())
 
 
-def _progress(runs: Sequence[_RunningRun], every: float) -> Progress:
+def _progress(runs: Sequence[_RunningRun], every: float) -> StudyProgress:
     complete = [run for run in runs if run.complete]
     played = sum(run.rounds for run in complete) + sum(len(read_history(r.folder)) for r in runs if not r.complete)
-    return Progress(len(complete), len(runs), played, sum(run.rounds for run in runs), every)
+    return StudyProgress(len(complete), len(runs), played, sum(run.rounds for run in runs), every)
 
 
 def _run(folder: Path, every: float, target: Target | None) -> ReportStudy | None:

@@ -35,7 +35,7 @@ _METHOD = (
 """Entries of a run's info that are equal for all runs of one method."""
 
 
-class Progress(NamedTuple):
+class StudyProgress(NamedTuple):
     """The progress of a comparison or a run."""
 
     complete: int
@@ -63,7 +63,7 @@ class ReportStudy(NamedTuple):
     """How the numbers of the table were obtained."""
     table: ComparisonTable
     sources: list[ReportSource]
-    progress: Progress | None = None
+    progress: StudyProgress | None = None
     """Of a comparison that is still running; None for complete runs."""
 
     @property

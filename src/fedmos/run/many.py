@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.interrupts import interrupt_answered
-from ..core.notices import shown_by
+from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.merged_runs import MergedRuns, merge_key
 from ..engine.ranks import Ranks, join
@@ -108,7 +108,7 @@ class _GroupProgress:
             yield
             return
         self._display.on_start(max(run_.rounds for run_ in self._group), min(run_.state.t for run_ in self._group))
-        with shown_by(self._display.say):
+        with display_messages(self._display.say):
             yield
         self._display.on_end(None)
 

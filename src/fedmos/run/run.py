@@ -15,7 +15,7 @@ import torch
 from ..core.callback import Callback
 from ..core.history import History, Record, reached
 from ..core.interrupts import interrupt_answered
-from ..core.notices import shown_by
+from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.backend import complete
 from ..engine.cohort_size import cohort_size
@@ -205,7 +205,7 @@ class Run:
     @contextmanager
     def _attended(self) -> Iterator[None]:
         """Show messages on the display of progress, and answer Ctrl-C."""
-        with shown_by(None if self.display is None else self.display.say), interrupt_answered(self._answer()):
+        with display_messages(None if self.display is None else self.display.say), interrupt_answered(self._answer()):
             yield
 
     def _answer(self) -> str:
