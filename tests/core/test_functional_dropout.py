@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import fedmos as fm
-from fedmos.core.dropout import Site
+from fedmos.core.dropout import SampleAxis
 from fedmos.core.functional_dropout import FunctionalDropout
 
 T, E = 4, 6
@@ -172,7 +172,7 @@ def test_bert_with_its_default_dropout(dtype, atol):
 
 
 def masks(function, **site) -> torch.Tensor:
-    with FunctionalDropout(torch.arange(500), {0: Site(**site)}):
+    with FunctionalDropout(torch.arange(500), {0: SampleAxis(**site)}):
         return function(torch.ones(500, 4, 6))
 
 
@@ -215,7 +215,7 @@ def test_other_modes_do_not_bypass_it(case):
     model, x = VECTORISED[case]().train(), torch.ones(3, T, E)
     state = torch.get_rng_state()
     for outer in (nullcontext(), Passing()):
-        with outer, FunctionalDropout(torch.arange(3), {0: Site(0, 2)} if "weights" in case else {}):
+        with outer, FunctionalDropout(torch.arange(3), {0: SampleAxis(0, 2)} if "weights" in case else {}):
             if isinstance(model.layer, nn.TransformerEncoderLayer):
                 model.layer.self_attn(x, x, x, need_weights=False)
             else:

@@ -133,7 +133,7 @@ def test_balanced_positive_targets():
         ({"loss": "cross_entropy", "class_weights": "fair"}, "must be 'balanced' or a list"),
         ({"loss": "cross_entropy", "class_weights": [1.0, -2.0, 1.0]}, "must be 'balanced' or a list"),
     ],
-    ids=str,
+    ids=["mse", "a loss with weights", "a list with bce", "too few", "an unknown word", "a negative weight"],
 )
 def test_class_weights_that_are_refused(given, sentence):
     with pytest.raises(ValueError, match=sentence.replace("[", r"\[")):

@@ -102,7 +102,7 @@ def test_metrics_of_merged_runs():
         ({"vector": lambda o, t: o}, "'vector' must return a number"),
         ({"broken": lambda o, t: o @ t}, "Cannot compute the metric 'broken' because it fails on outputs"),
     ],
-    ids=str,
+    ids=["a name with a space", "a class", "the same twice", "no metric", "a number", "a vector", "an error"],
 )
 def test_metrics_that_are_refused(metrics, sentence):
     with pytest.raises(ValueError, match=sentence):

@@ -34,7 +34,7 @@ def _(info: Any, in_dims: Any, key: Tensor, count: int, p: float) -> Any:
     return torch.ops.fedmos.kept(key.movedim(in_dims[0], 0), count, p), 0
 
 
-class Site(NamedTuple):
+class SampleAxis(NamedTuple):
     """Where the samples of a batch are in a tensor that dropout is applied to."""
 
     axis: int | None = 0
@@ -51,7 +51,7 @@ class StreamDropout(nn.Module):
     key: Tensor
     calls: int
     """Number of applications in the current forward pass; a layer that is used twice draws two masks."""
-    sites: dict[int, Site]
+    positions: dict[int, SampleAxis]
     """By the number of the call; the samples are on the first axis where there is no entry."""
     recorded: list[Tensor] | None
     """If not None, nothing is dropped and the inputs of all calls are collected here."""
@@ -59,7 +59,7 @@ class StreamDropout(nn.Module):
     def __init__(self, p: float, channels: bool) -> None:
         super().__init__()
         self.p, self.channels, self.calls = p, channels, 0
-        self.sites, self.recorded = {}, None
+        self.positions, self.recorded = {}, None
         self.register_buffer("key", torch.zeros(0, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ class StreamDropout(nn.Module):
             return x
         if self.p == 1:
             return torch.zeros_like(x)
-        site, key = self.sites.get(self.calls, Site()), fold(self.key, self.calls)
+        position, key = self.positions.get(self.calls, SampleAxis()), fold(self.key, self.calls)
         self.calls += 1
-        return drop(x, kept_mask(x, key, self.p, self.channels, site), self.p)
+        return drop(x, kept_mask(x, key, self.p, self.channels, position), self.p)
 
 
 def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
@@ -80,7 +80,7 @@ def drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
     return torch.where(kept, x / (1 - p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def kept_mask(x: Tensor, key: Tensor, p: float, channels: bool, site: Site) -> Tensor:
+def kept_mask(x: Tensor, key: Tensor, p: float, channels: bool, position: SampleAxis) -> Tensor:
     """Return the mask of the numbers, or of the channels, that are kept; it broadcasts against x.
 
     Args:
@@ -88,24 +88,24 @@ def kept_mask(x: Tensor, key: Tensor, p: float, channels: bool, site: Site) -> T
         key: One key per sample.
         p: The probability that a number is dropped.
         channels: Whether to draw one number per channel (the second axis).
-        site: Where the samples are in x.
+        position: Where the samples are in x.
     """
-    if site.axis is None:  # the first sample is the same on every engine, whatever the padding of the batch
+    if position.axis is None:  # the first sample is the same on every engine, whatever the padding of the batch
         drawn: Tensor = torch.ops.fedmos.kept(key[:1], x.numel(), p)
         return drawn.view(x.shape)
-    if x.shape[site.axis] != len(key) * site.rows or (channels and site != Site()):
+    if x.shape[position.axis] != len(key) * position.rows or (channels and position != SampleAxis()):
         raise UnsuitableModel(
-            f"Cannot apply dropout to {x.shape[site.axis]} rows because the batch has {len(key)} samples; "
+            f"Cannot apply dropout to {x.shape[position.axis]} rows because the batch has {len(key)} samples; "
             "keep the samples on the first axis"
         )
-    if site == Site():
+    if position == SampleAxis():
         shape = x.shape[1:2] if channels else x.shape[1:]
         drawn = torch.ops.fedmos.kept(key, shape.numel(), p)
         return drawn.view(-1, *shape, *[1] * (x.ndim - 1 - len(shape)))
-    others = [n for axis, n in enumerate(x.shape) if axis != site.axis]
-    drawn = torch.ops.fedmos.kept(key, x.numel() // len(key), p).view(len(key), site.rows, *others)
-    drawn = (drawn.transpose(0, 1) if site.interleaved else drawn).flatten(0, 1)
-    return drawn.movedim(0, site.axis)
+    others = [n for axis, n in enumerate(x.shape) if axis != position.axis]
+    drawn = torch.ops.fedmos.kept(key, x.numel() // len(key), p).view(len(key), position.rows, *others)
+    drawn = (drawn.transpose(0, 1) if position.interleaved else drawn).flatten(0, 1)
+    return drawn.movedim(0, position.axis)
 
 
 def replace_dropout(model: nn.Module) -> dict[str, StreamDropout]:

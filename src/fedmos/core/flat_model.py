@@ -17,7 +17,7 @@ from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
 from ..rng import fold
-from .dropout import Site, replace_dropout
+from .dropout import SampleAxis, replace_dropout
 from .functional_dropout import FunctionalDropout
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
@@ -74,7 +74,7 @@ class FlatModel:
         self.training_mode()
         self.mixes_samples = check_batch_norm(self.module)
         """Whether the output of a sample depends on the other samples of its batch."""
-        self.functional_sites: dict[int, Site] | None = None
+        self.functional_positions: dict[int, SampleAxis] | None = None
         """Where the samples are in each call of functional dropout; None if the module calls none."""
         if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
             replace_convolutions(self.module, precision)
@@ -89,7 +89,7 @@ class FlatModel:
 
     @property
     def has_dropout(self) -> bool:
-        return bool(self._dropout) or self.functional_sites is not None
+        return bool(self._dropout) or self.functional_positions is not None
 
     @property
     def least_rows(self) -> int:
@@ -166,8 +166,8 @@ class FlatModel:
             for number, (name, layer) in enumerate(self._dropout.items()):
                 values[name] = fold(keys, number)
                 layer.calls = 0
-            if self.functional_sites is not None:
-                replaced = FunctionalDropout(fold(keys, len(self._dropout)), self.functional_sites)
+            if self.functional_positions is not None:
+                replaced = FunctionalDropout(fold(keys, len(self._dropout)), self.functional_positions)
         with self._autocast(), replaced:
             if self.layout is None:
                 returned = functional_call(self.module, values, (inputs,), tie_weights=False)
@@ -194,11 +194,11 @@ class FlatModel:
             for layer in self._dropout.values():
                 layer.recorded = None
 
-    def place_dropout(self, layers: dict[str, dict[int, Site]], functional: dict[int, Site]) -> None:
+    def place_dropout(self, layers: dict[str, dict[int, SampleAxis]], functional: dict[int, SampleAxis]) -> None:
         """Set where the samples are in the calls of each dropout layer and of functional dropout."""
-        for name, sites in layers.items():
-            self._dropout[name].sites = sites
-        self.functional_sites = functional or None
+        for name, positions in layers.items():
+            self._dropout[name].positions = positions
+        self.functional_positions = functional or None
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """Return images channels last, the fastest layout for convolutions on a CPU, if the module accepts it.
@@ -238,7 +238,7 @@ _TORCH_OWN = {
 }
 
 
-_DROPOUT_OWN = {"calls", "sites", "recorded"}
+_DROPOUT_OWN = {"calls", "positions", "recorded"}
 """Attributes of `StreamDropout` that a forward pass or a trial sets."""
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..rng import fold
-from .dropout import Site, drop, kept_mask
+from .dropout import SampleAxis, drop, kept_mask
 from .recurrent import RECURRENT, by_layer
 
 _ALPHA = -1.7580993408473766
@@ -28,16 +28,18 @@ _ALPHA = -1.7580993408473766
 class FunctionalDropout(TorchFunctionMode):
     """Replaces functional dropout within the context."""
 
-    def __init__(self, keys: Tensor | None, sites: Mapping[int, Site], recorded: list[Tensor] | None = None) -> None:
+    def __init__(
+        self, keys: Tensor | None, positions: Mapping[int, SampleAxis], recorded: list[Tensor] | None = None
+    ) -> None:
         """Make the context of one forward pass.
 
         Args:
             keys: One key per sample.
-            sites: By the number of the call, where the samples are; on the first axis where there is no entry.
+            positions: By the number of the call, where the samples are; on the first axis where there is no entry.
             recorded: If not None, nothing is dropped, and the numbers that each call is applied to are collected here.
         """
         super().__init__()
-        self._keys, self._sites, self._recorded, self._calls = keys, sites, recorded, 0
+        self._keys, self._positions, self._recorded, self._calls = keys, positions, recorded, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -58,16 +60,16 @@ class FunctionalDropout(TorchFunctionMode):
             return _with_globals(func, replaced | {"has_torch_function": lambda tensors: False})(*args, **kwargs)
         return by_layer(func, self._between_layers, args)
 
-    def _kept(self, x: Tensor, p: float, channels: bool = False, site: Site | None = None) -> Tensor | None:
+    def _kept(self, x: Tensor, p: float, channels: bool = False, position: SampleAxis | None = None) -> Tensor | None:
         """Return the mask of the next call, or None if calls are recorded only."""
         number, self._calls = self._calls, self._calls + 1
         if self._recorded is not None or self._keys is None:
             if self._recorded is not None:
-                # Where the site is known, only the axis of the samples is left.
-                self._recorded.append(x.detach() if site is None else x.detach()[:, :0])
+                # Where the position is known, only the axis of the samples is left.
+                self._recorded.append(x.detach() if position is None else x.detach()[:, :0])
             return None
-        site = self._sites.get(number, Site()) if site is None else site
-        return kept_mask(x, fold(self._keys, number), p, channels, site)
+        position = self._positions.get(number, SampleAxis()) if position is None else position
+        return kept_mask(x, fold(self._keys, number), p, channels, position)
 
     def _dropout(
         self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, channels: bool = False
@@ -113,7 +115,7 @@ class FunctionalDropout(TorchFunctionMode):
             order = torch.cat([torch.arange(int(n)) for n in sizes]).to(x.device)
             time = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(x.device)
             like = x.new_empty(()).expand(int(sizes[0]), len(sizes), *x.shape[1:])
-            kept = self._kept(like, p, site=Site())
+            kept = self._kept(like, p, position=SampleAxis())
             return x if kept is None else torch.zeros_like(x) if p == 1 else drop(x, kept[order, time], p)
 
         return lambda x: self._dropout(x, p), packed

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from .dropout import Site
+from .dropout import SampleAxis
 from .flat_model import FlatModel, ForwardTrace
 from .module_kind import UnsuitableModel
 from .module_state import attributes, buffers, changed, holds_tensor
@@ -29,7 +29,7 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
     """Run the model in training mode on a few samples, and note how it uses dropout and batches.
 
     Args:
-        model: The model. Its `functional_sites` and `mixes_samples` are set.
+        model: The model. Its `functional_positions` and `mixes_samples` are set.
         inputs: A few samples, ready for the model.
 
     Raises:
@@ -160,28 +160,30 @@ def _place_dropout(model: FlatModel, first: ForwardTrace, second: ForwardTrace, 
         return
     larger = model.trace(model.initial(), _repeated(batch, _MORE_ROWS))
     layers = {
-        name: _sites(calls, larger.layers[name], second.layers[name]) for name, calls in first.layers.items() if calls
+        name: _positions(calls, larger.layers[name], second.layers[name])
+        for name, calls in first.layers.items()
+        if calls
     }
-    model.place_dropout(layers, _sites(first.functional, larger.functional, second.functional))
+    model.place_dropout(layers, _positions(first.functional, larger.functional, second.functional))
 
 
-def _sites(calls: Sequence[Tensor], larger: Sequence[Tensor], other: Sequence[Tensor]) -> dict[int, Site]:
+def _positions(calls: Sequence[Tensor], larger: Sequence[Tensor], other: Sequence[Tensor]) -> dict[int, SampleAxis]:
     triples = zip(calls, larger, other, strict=False)
-    return {number: _site(*tensors) for number, tensors in enumerate(triples)}
+    return {number: _position(*tensors) for number, tensors in enumerate(triples)}
 
 
-def _site(call: Tensor, larger: Tensor, other: Tensor) -> Site:
+def _position(call: Tensor, larger: Tensor, other: Tensor) -> SampleAxis:
     """Compare a tensor for a batch with those for a larger batch and for a batch with another first sample."""
     axes = [axis for axis, (n, more) in enumerate(zip(call.shape, larger.shape, strict=True)) if n != more]
     if not axes:
-        return Site(axis=None)
+        return SampleAxis(axis=None)
     rows, rest = divmod(call.shape[axes[0]], _ROWS)
     if len(axes) > 1 or rest or rows * _MORE_ROWS != larger.shape[axes[0]]:
         raise UnsuitableModel(
             f"Cannot apply dropout to a tensor of shape {tuple(call.shape)} in a batch of {_ROWS} samples because no "
             "axis holds the same number of rows for every sample; keep the samples on the first axis"
         )
-    return Site(axes[0], rows, rows > 1 and _interleaved(call, other, axes[0], rows))
+    return SampleAxis(axes[0], rows, rows > 1 and _interleaved(call, other, axes[0], rows))
 
 
 def _interleaved(call: Tensor, other: Tensor, axis: int, rows: int) -> bool:

@@ -44,7 +44,7 @@ class ClientStore(Mapping[int, Vectors]):
         self.last = torch.full((clients,), -1)
         """The round that each client last took part in, −1 for never."""
         total = sum(clients * v.numel() * v.dtype.itemsize for v in initial.values())
-        self._rows: dict[str, _Rows] = {name: _Memory() for name in initial}
+        self._rows: dict[str, _Rows] = {name: _InMemory() for name in initial}
         if total > in_memory:
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
@@ -107,7 +107,7 @@ class _Rows(Protocol):
     def flush(self) -> None: ...
 
 
-class _Memory(dict[int, Tensor]):
+class _InMemory(dict[int, Tensor]):
     """On the run's device."""
 
     def put(self, i: int, value: Tensor) -> None:

@@ -38,8 +38,10 @@ def check_loss(task: Task) -> None:
             ) from error
         if not math.isfinite(whole):
             continue
-        apart = float((of_whole - of_parts).norm())
-        if abs(whole - parts) > _TOLERANCE * (1 + abs(whole)) or apart > _TOLERANCE * (1e-6 + float(of_whole.norm())):
+        difference = float((of_whole - of_parts).norm())
+        if abs(whole - parts) > _TOLERANCE * (1 + abs(whole)) or difference > _TOLERANCE * (
+            1e-6 + float(of_whole.norm())
+        ):
             raise ValueError(
                 f"run: 'loss' must be a mean over the samples of a batch, but on {len(targets)} samples it is "
                 f"{whole:.4g} and the mean of its values on each alone {parts:.4g}, with other gradients; use "

@@ -74,7 +74,7 @@ def _play_group(group: list[Run], interrupted: bool) -> tuple[list[Result], bool
     merged = MergedRuns([run_.state for run_ in group], Evaluator.of_all([run_.task for run_ in group]))
     ended: dict[int, Result] = {}
     display = _GroupProgress(group)
-    with display.shown(), arithmetic(group[0].task.model.precision):
+    with display.attached(), arithmetic(group[0].task.model.precision):
         for number, run_ in enumerate(group):
             run_.start()
             if "diverged" in run_.info:  # a resumed run that diverged before would diverge again
@@ -102,7 +102,7 @@ class _GroupProgress:
         self._display = progress_display(group[0].spec.progress, label)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def attached(self) -> Iterator[None]:
         """Show the progress in the block, where the runs are played."""
         if self._display is None:
             yield
