@@ -7,7 +7,6 @@ import torch
 
 import fedmos as fm
 from fedmos.config import schema as config
-from fedmos.experiments.compare import compare
 from fedmos.storage import RunFolder
 from helpers import comparisons
 from helpers.configs import RUN
@@ -59,7 +58,7 @@ def test_a_folder_that_names_no_model(folder, text):
 
 def test_the_models_of_a_comparison(tmp_path):
     settings = comparisons.settings(rounds=2, seeds=[0, 1], methods=comparisons.METHODS[:1])
-    compare(settings, tmp_path / "out", workers=1)
+    comparisons.compare(settings, tmp_path / "out")
     folders = sorted((tmp_path / "out" / "runs").iterdir())
     assert len(folders) == 2
     for one in folders:
