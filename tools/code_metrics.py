@@ -94,6 +94,17 @@ def _without_example(tree: Path) -> tuple[str, list[str]]:
     return f"{len(answer['missing'])} of {answer['total']}", answer["missing"]
 
 
+def _code_lines(path: Path) -> int:
+    """Count lines without blank lines, comments and docstrings."""
+    text = path.read_text()
+    documentation: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            documentation |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in documentation for n, line in lines)
+
+
 def measure(tree: Path) -> list[Metric]:
     """Return the metrics of `tree`/src/fedmos, in the order of the table."""
     package = tree / "src" / "fedmos"
@@ -120,6 +131,7 @@ def measure(tree: Path) -> list[Metric]:
         Metric("Python files", str(len(files))),
         Metric("Python files at the package's top level", str(len(top)), top),
         Metric("Lines", str(sum(lengths.values()))),
+        Metric("Lines of code", str(sum(_code_lines(path) for path in files))),
         Metric("Functions", str(len(functions))),
         Metric(f"Functions over {MAX_BODY} lines", str(len(long)), [f"{f.where} {f.name}: {f.lines}" for f in long]),
         Metric(PARAMETERS, str(len(wide)), [f"{f.where} {f.name}: {f.parameters}" for f in wide]),

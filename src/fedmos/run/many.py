@@ -33,6 +33,22 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     selection, step size or other numbers of the algorithm train side by side along the batch axis, for far less than
     the sum of their times; each gets the result it would get alone, up to rounding. Others run one after another. A run
     that diverges ends with the result it had, and `interrupted`; the others go on.
+
+    Args:
+        runs: By run, the arguments of `fm.run` in which it differs.
+        shared: The arguments of `fm.run` that all runs have in common.
+
+    Returns:
+        The results, in the order of `runs`.
+
+    Raises:
+        ValueError: If there is no run, an argument is invalid, or two runs have the same `out`.
+
+    Example:
+        >>> shared = {"model": model, "data": data, "selection": fm.Uniform(m=3), "rounds": 2, "local_steps": 1}
+        >>> results = fm.run_many([{"seed": 0}, {"seed": 1}], algorithm=fm.FedAvg(lr=0.1), batch_size=8, **shared)
+        >>> [len(result.history) for result in results]
+        [2, 2]
     """
     runs = [] if isinstance(runs, Mapping | str) else list(runs)
     if not runs or not all(isinstance(given, Mapping) for given in runs):
