@@ -13,7 +13,7 @@ from helpers.config_fuzz import RUN
 
 def test_every_option_is_a_key_of_a_run():
     settable = {name for name, option in options_of(RunSpec).items() if option.toml}
-    assert settable == set(options_of(RunSpec)) - {"outputs", "resume", "callbacks"}
+    assert settable == set(options_of(RunSpec)) - {"outputs", "progress", "resume", "callbacks"}
     assert set(config.RunConfig.model_fields) == settable | {"diagnostics", "deploy"}
 
 

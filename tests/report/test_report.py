@@ -215,7 +215,13 @@ def single(tmp_path_factory):
         from fedmos.config import schema as config
 
         (base / f"{name}.toml").write_text(text)
-        train(config.load(config.RunConfig, base / f"{name}.toml", overrides), base / name, resume=True)
+        train(
+            config.load(config.RunConfig, base / f"{name}.toml", overrides),
+            base / name,
+            resume=True,
+            again="",
+            quiet=True,
+        )
         return base / name
 
     return make
