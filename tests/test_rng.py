@@ -1,8 +1,5 @@
 """Streams are the same everywhere, independent of each other, and uniform."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmos.rng import Purpose, choose, draws, fold, permute, stream
+from helpers import fresh
 
 
 def splitmix64(state: int) -> int:
@@ -41,8 +39,8 @@ def test_streams_differ_in_every_coordinate():
 
 def test_streams_are_the_same_in_another_process():
     code = "from fedmos.rng import *; print(draws(stream(7, 3, 11, Purpose.BATCH), 3).tolist())"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == str(draws(stream(7, 3, 11, Purpose.BATCH), 3).tolist())
+    done = fresh.run(code)
+    assert done.stdout.strip() == str(draws(stream(7, 3, 11, Purpose.BATCH), 3).tolist())
 
 
 def test_a_stream_of_many_clients_is_the_streams_of_each():

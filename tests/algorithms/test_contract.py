@@ -86,14 +86,14 @@ def test_bytes_are_those_of_the_vectors_handed_over(case, engine):
 @each_class
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 def test_engines_agree(case, dtype, tolerance, digits):
-    """Loop and batched part by rounding only, over twenty rounds of a convolutional network."""
+    """Loop and batched part by rounding only, over twelve rounds of a convolutional network."""
     loop, batched = (
         fm.run(
             fm.models.cnn_digits(),
             digits,
             case.make(lr=0.02),
             fm.Uniform(m=2, weights="cohort"),
-            rounds=20,
+            rounds=12,
             local_steps=2,
             batch_size=5,
             eval_every=20,

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +13,7 @@ from fedmos.experiments.runner import tuning_runs
 from fedmos.experiments.tune import choose, trial_of
 from fedmos.report import page
 from fedmos.report.study import read_study
-from helpers import browser, comparisons
+from helpers import browser, comparisons, fresh
 from helpers.histories import history
 
 METHODS = [
@@ -208,7 +206,7 @@ def test_what_is_refused(change, sentence):
 
 def test_comparing_needs_no_packages_of_the_command_line():
     code = "import sys; sys.modules['rich'] = sys.modules['typer'] = None; import fedmos.experiments.compare, fedmos.config.schema"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.run(code)
     assert done.returncode == 0, done.stderr
 
 

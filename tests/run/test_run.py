@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
+from helpers import fresh
 from helpers.federations import poisoned
 
 
@@ -313,13 +314,9 @@ def test_progress_shows_rounds_accuracy_and_time_left(quick):
 
 
 def test_importing_is_light():
-    import subprocess
-    import sys
-
     code = "import sys, fedmos; print(sorted({'pydantic', 'typer', 'rich', 'sklearn', 'scipy'} & set(sys.modules)))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    )
+    done = fresh.run(code)
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_an_empty_folder_is_as_good_as_none(quick, tmp_path):

@@ -1,7 +1,5 @@
 """With little installed, and with the real files."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 from fedmos.data import datasets
 from fedmos.data.catalog import CATALOG
 from fedmos.data.catalog.errors import UnreachableError
+from helpers import fresh
 from helpers.sources import small, write_idx, write_npz, write_parquet
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -24,7 +23,7 @@ for name in ("pandas", "pyarrow", "PIL", "datasets", "sklearn", "typer", "rich",
 import fedmos as fm
 print(fm.datasets.load("cifar10").x_train.shape)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fresh.run(program)
     assert done.stdout.strip() == "(25, 3, 32, 32)", done.stderr
 
 

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 import fedmos as fm
 from fedmos.data import datasets
 from fedmos.data.catalog import CATALOG, builder, npz
+from helpers import fresh
 from helpers.sources import marked, same, small, write_npz
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -118,9 +117,9 @@ def test_partial_stores_of_killed_processes_are_removed(home):
 def test_several_processes_can_build_the_store_at_once(home):
     write_npz(home, "cifar10", small("cifar10", train=3000))
     program = 'import fedmos as fm; print(int(fm.datasets.load("cifar10").x_train.sum()))'
-    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    said = {process.communicate()[0] for process in running}
-    assert len(said) == 1
+    done = fresh.run_together(program, program, program)
+    assert len({process.stdout for process in done}) == 1
+    assert all(process.returncode == 0 and process.stdout for process in done), done
     assert len(stores(home)) == 1
 
 

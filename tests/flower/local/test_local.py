@@ -21,6 +21,7 @@ from fedmos.flower.local.app_template import write_app
 from fedmos.flower.local.environment import flower_environment
 from fedmos.flower.local.process_group import ProcessGroup, wait_until
 from fedmos.flower.local.progress import DeploymentProgress
+from helpers import fresh
 from helpers.processes import running
 
 RUN = {
@@ -213,7 +214,7 @@ try:
 except ModuleNotFoundError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = fresh.run(program)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "Cannot deploy because flwr is not installed; use pip install 'fedmos[flower]'\n"
 
