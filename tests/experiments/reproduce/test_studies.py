@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fedmos as fm
 from fedmos.cli.commands import app
+from fedmos.config import comparison
 from fedmos.config.schema import DataConfig, Training
 from fedmos.data.federated import Normalize
 from fedmos.experiments.reproduce import command, study
@@ -50,14 +51,14 @@ def blanks(blank, monkeypatch):
 
 
 def test_every_configuration_builds(blanks, monkeypatch):
-    """Data and models are made once where several parts have the same."""
+    """Data and models are made and checked once where several parts have the same."""
     made = {}
 
     def once(kind, name, field):
         make = getattr(kind, name)
 
         def get(self, *arguments):
-            key = repr(field(self))
+            key = name, repr(field(self))
             if key not in made:
                 made[key] = make(self, *arguments)
             return made[key]
@@ -66,6 +67,14 @@ def test_every_configuration_builds(blanks, monkeypatch):
 
     once(DataConfig, "make", lambda data: data)
     once(Training, "make_model", lambda training: training.model)
+    check = comparison.check_model_and_target
+
+    def check_once(spec, target):
+        key = id(spec.model), spec.data.x.shape[1:], spec.loss, repr(target)
+        if key not in made:
+            made[key] = check(spec, target)
+
+    monkeypatch.setattr(comparison, "check_model_and_target", check_once)
     for part in OWN:
         part.comparison().check()
 
