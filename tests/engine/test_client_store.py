@@ -1,9 +1,12 @@
 """Client state on disk is client state in memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import fedmos as fm
+from fedmos.engine import client_store
 from fedmos.engine.client_store import ClientStore
 
 
@@ -41,3 +44,14 @@ def test_a_run_with_its_client_state_on_disk_is_the_same_run(quick, monkeypatch,
     for i in memory.clients:
         assert torch.equal(memory.client_state(i)["c_i"], disk.client_state(i)["c_i"])
         assert torch.equal(memory.client_state(i)["c_i"], loaded.client_state(i)["c_i"])
+
+
+def test_a_gpu_keeps_more_client_state_in_its_memory(monkeypatch):
+    """A quarter of the device's memory, where that is more than the limit of a CPU."""
+    monkeypatch.setattr(client_store, "total_memory", lambda device: 100 * 2**30)
+    on_cpu = {"c_i": torch.zeros(2)}
+    on_gpu = {"c_i": SimpleNamespace(device=torch.device("cuda"))}
+    assert client_store._in_memory(on_cpu) == client_store._in_memory({}) == 4 * 2**30
+    assert client_store._in_memory(on_gpu) == 25 * 2**30
+    monkeypatch.setattr(client_store, "total_memory", lambda device: 8 * 2**30)
+    assert client_store._in_memory(on_gpu) == 4 * 2**30

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from .task import total_memory
 
 SCRATCH = "fedmos-clients-"
 """The prefix of temporary folders for client state."""
 _IN_MEMORY = 4 * 2**30
-"""Bytes. If the state of all clients could exceed this, it is stored in a file."""
+"""Bytes. If the state of all clients could exceed this, or on a GPU also a quarter of its memory, it is stored in a
+file."""
 
 
 class ClientStore(Mapping[int, Vectors]):
@@ -33,10 +35,18 @@ class ClientStore(Mapping[int, Vectors]):
         initial: Vectors,
         clients: int,
         folder: Path | None = None,
-        in_memory: int = _IN_MEMORY,
+        in_memory: int | None = None,
         share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`share`: the rank of this process and the number of ranks; rank i mod size stores the state of client i."""
+        """Start with no client stored.
+
+        Args:
+            initial: The vectors of a client that has not taken part.
+            clients: Number of clients.
+            folder: The folder for state that does not fit into memory; None for the system's temporary folder.
+            in_memory: The most bytes of all clients' state that are kept in memory; None to choose by the device.
+            share: The rank of this process and the number of ranks; rank i mod size stores the state of client i.
+        """
         self._initial, self._share = initial, share
         self._restored: Mapping[int, Vectors] = {}
         self.changed: set[int] = set()
@@ -45,7 +55,7 @@ class ClientStore(Mapping[int, Vectors]):
         """The round that each client last took part in, −1 for never."""
         total = sum(clients * v.numel() * v.dtype.itemsize for v in initial.values())
         self._rows: dict[str, _Rows] = {name: _InMemory() for name in initial}
-        if total > in_memory:
+        if total > (_in_memory(initial) if in_memory is None else in_memory):
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             self._rows = {name: _SparseFile(scratch / name, clients, v) for name, v in initial.items()}
@@ -97,6 +107,12 @@ class ClientStore(Mapping[int, Vectors]):
     def _is_stored_here(self, i: int) -> bool:
         rank, size = self._share
         return i % size == rank
+
+
+def _in_memory(initial: Vectors) -> int:
+    """Return the most bytes of state to keep in the memory of the device that the vectors are on."""
+    devices = {v.device for v in initial.values() if v.device.type == "cuda"}
+    return max([_IN_MEMORY, *(total_memory(device) // 4 for device in devices)])
 
 
 class _Rows(Protocol):
