@@ -15,6 +15,7 @@ from .comparison.api import compare, tune
 from .config.registry import algorithms, availabilities, partitions, selectors
 from .core import batch_losses as losses
 from .core import metric_functions as metrics
+from .core import schedules
 from .core.callback import Callback
 from .core.history import History, Record
 from .core.version import __version__
@@ -41,6 +42,7 @@ _modules = {
     "diagnostics": _diagnostics,
     "losses": losses,
     "metrics": metrics,
+    "schedules": schedules,
     "tracking": _tracking,
 }
 for _name, _module in _modules.items():
@@ -84,6 +86,7 @@ __all__ = [
     "partitions",
     "run",
     "run_many",
+    "schedules",
     "selectors",
     "tune",
 ]

@@ -155,3 +155,59 @@ def test_channels_are_normalised_separately():
     normalize = fm.Normalize(mean=(0.0, 0.5), std=(1.0, 0.5), scale=10.0)
     x = torch.full((1, 2, 1, 1), 10, dtype=torch.uint8)
     assert normalize(x, torch.float32).flatten().tolist() == [1.0, 1.0]
+
+
+class TestSubset:
+    @pytest.fixture
+    def data(self):
+        clients = {name: (np.full((n, 1), n, np.float32), [n] * n) for n, name in enumerate("abcd", 1)}
+        return fm.FederatedData.from_arrays(clients, test=(np.zeros((2, 1), np.float32), [0, 0]))
+
+    def test_it_holds_the_clients_in_the_given_order(self, data):
+        some = data.subset([3, "a"])
+        some.validate()
+        assert some.names == ["d", "a"]
+        assert some.sizes.tolist() == [4, 1]
+        for i, original in enumerate((3, 0)):
+            for mine, theirs in zip(some.client(i), data.client(original), strict=True):
+                assert torch.equal(mine, theirs)
+        assert torch.equal(some.test[0], data.test[0])
+
+    def test_importances_keep_their_ratios(self, data):
+        assert data.subset(["b", 2]).importance.tolist() == [0.4, 0.6]
+        given = fm.FederatedData.from_arrays([(np.zeros((1, 1)), [0])] * 3, importance=[1, 1, 2])
+        assert given.subset(np.array([0, 2])).importance.tolist() == [1 / 3, 2 / 3]
+
+    def test_subsets_of_partitions_and_of_subsets(self):
+        data = fm.datasets.load("digits").partition(fm.partition.Dirichlet(alpha=0.5), clients=10)
+        again = data.subset(torch.tensor([7, 2, 5])).subset([2, 0])
+        assert all(torch.equal(a, b) for a, b in zip(again.client(0), data.client(5), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(again.client(1), data.client(7), strict=True))
+        model = fm.models.logistic(features=64)
+        result = fm.run(model, again, fm.FedAvg(lr=0.1), fm.Full(), rounds=1, local_steps=1, batch_size=8)
+        assert result.history[-1].cohort == [0, 1]
+        assert result.history[-1].accuracy is not None
+
+    @pytest.mark.parametrize(
+        ("ids", "sentence"),
+        [
+            ([], "'ids' must name at least one client"),
+            ([0, "a"], "must be different clients, got 0 twice"),
+            ([4], "must be numbers in 0 … 3 or names of clients, got 4"),
+            ([-1], "got -1"),
+            ([True, False], "got True"),
+            ([0.0], "got 0.0"),
+            ("a", "must be numbers or names of clients, got 'a'"),
+            (3, "got 3"),
+            (["e"], "there is no client 'e'"),
+        ],
+    )
+    def test_wrong_clients_get_a_sentence(self, data, ids, sentence):
+        with pytest.raises(ValueError, match="subset") as error:
+            data.subset(ids)
+        assert sentence in str(error.value)
+
+    def test_clients_without_importance_are_refused(self):
+        data = fm.FederatedData.from_arrays([(np.zeros((1, 1)), [0])] * 3, importance=[0, 0, 1])
+        with pytest.raises(ValueError, match="all of its clients have the importance 0"):
+            data.subset([0, 1])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import fedmos as fm
+from fedmos.config.own_classes import resolve
 from fedmos.core.flat_model import FlatModel
 from fedmos.flower.deployment import Deployment
 from fedmos.run.options import options_of
@@ -77,3 +78,15 @@ def test_the_hash_is_of_values_and_not_of_their_text(hash_of):
     other[949] = 2
     assert repr(one) == repr(other)
     assert hash_of(algorithm=Factors(0.1, one)) != hash_of(algorithm=Factors(0.1, other))
+
+
+def test_the_hash_has_the_code_of_own_classes(hash_of, tmp_path):
+    def algorithm(code: str) -> fm.Algorithm:
+        (tmp_path / "mine.py").write_text(code)
+        made = resolve("algorithm", f"{tmp_path / 'mine.py'}:Mine")(lr=0.1)
+        assert isinstance(made, fm.Algorithm)
+        return made
+
+    code = "import fedmos as fm\n\nclass Mine(fm.FedAvg):\n    pass\n"
+    assert hash_of(algorithm=algorithm(code)) == hash_of(algorithm=algorithm(code))
+    assert hash_of(algorithm=algorithm(code)) != hash_of(algorithm=algorithm(code + "# other\n"))

@@ -18,7 +18,10 @@ from flwr.app import Context, RecordDict
 from fedmos.config.schema import RunConfig, load
 from fedmos.flower import Deploy, client_app, server_app
 from fedmos.flower.deployment import Deployment
+from fedmos.flower.local.app_template import write_app
 from fedmos.flower.server import serve
+from fedmos.storage import toml
+from helpers import own_classes
 from helpers.conformance import EACH, Case
 from helpers.flower_network import Network
 from helpers.flower_runs import CLIENTS, SELECTORS, arguments, assert_same, federation
@@ -58,6 +61,7 @@ def test_every_algorithm_with_every_selector(deployed, case, selector):
         {"local_steps": None, "local_epochs": 2},
         {"batch_size": None},
         {"dtype": torch.float64, "clip": 0.5, "weight_decay": 0.01, "lr_decay": 0.9},
+        {"lr_decay": fm.schedules.Warmup(2, then=fm.schedules.Cosine(rounds=2))},
         {"availability": fm.Alternating(groups=2, drop=0.2)},
         {"system": fm.System(over_select=1.5, quorum=0.5)},
         {"model": torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 3))},
@@ -128,3 +132,18 @@ def test_apps_from_a_configuration(tmp_path):
     settings = load(RunConfig, path)
     expected = fm.run(**settings.arguments(settings.algorithm, settings.selection, settings.seed))
     assert_same(fm.Result.load(tmp_path / "run"), expected)
+
+
+def test_an_app_with_own_classes_takes_their_file_along(tmp_path):
+    settings = {name: value for name, value in own_classes.RUN.items() if name != "target"}
+    deploy = {"clients": ["a", "b", "c", "d"], "wait": 1.0, "poll": 0.001}
+    (tmp_path / "mine.py").write_text(own_classes.MINE)
+    (tmp_path / "own.toml").write_text(toml.dumps(settings | {"engine": "loop", "device": "cpu", "deploy": deploy}))
+    configured = load(RunConfig, tmp_path / "own.toml")
+    expected = fm.run(**configured.arguments(configured.algorithm, configured.selection, configured.seed))
+    write_app(tmp_path / "app", configured.kept())
+    (tmp_path / "mine.py").unlink()
+    path = tmp_path / "app" / "app" / "run.toml"
+    assert load(RunConfig, path).algorithm.name == f"{path.parent / 'mine.py'}:Half"
+    network = Network(lambda: client_app(path), tmp_path / "state", deploy["clients"])
+    assert_same(serve(network, Deployment.of(path), tmp_path / "run"), expected)

@@ -24,7 +24,8 @@ def list_everything(
         list[str] | None,
         typer.Argument(
             metavar="[FILTER]...",
-            help="A part (algorithms, selectors, availability, profiles, partitions, models, data) or part of a name.",
+            help="A part (algorithms, selectors, availability, profiles, schedules, partitions, models, data) or "
+            "part of a name.",
             show_default=False,
         ),
     ] = None,
@@ -53,6 +54,7 @@ def _parts() -> dict[str, Part]:
         "Selectors": registry.selectors(),
         "Availability": registry.availabilities(),
         "Profiles of speed and bandwidth": registry.profiles(),
+        "Schedules of the step size": registry.schedules(),
         "Partitions": registry.partitions(),
         "Models": registry.models(),
         "Data sets": dict.fromkeys(registry.datasets()),

@@ -35,7 +35,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train once, as a configuration says, and save the result."""
+    """Train once, as a configuration says, and save the result.
+
+    A configuration that names classes of your own (mine.py:Name) runs their code.
+    """
     from ..config.schema import RunConfig, load
 
     settings = load(RunConfig, configuration, set_ or [])

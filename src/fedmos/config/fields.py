@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, ValidationInfo, model_validator
 
 from ..core import validation as validate
 from ..core.formatting import format_value
@@ -16,7 +14,8 @@ from ..core.losses import NAMES
 from ..core.metric_functions import METRIC_CLASSES
 from ..core.metric_names import target_rule
 from ..core.validation import Rule, suggest
-from .errors import ConfigError, InvalidValue, error_location, table_error
+from .errors import InvalidValue, table_error
+from .own_classes import is_own, plain_name
 
 MAX_ENTRIES = 1000
 """Maximum length of a list."""
@@ -38,10 +37,12 @@ def obeys(rule: Rule) -> BeforeValidator:
     return BeforeValidator(validate_value)
 
 
-def one_of_names(*options: str) -> BeforeValidator:
-    """Accept one of a few names; suggest one for a misspelt name."""
+def one_of_names(*options: str, own: bool = False) -> BeforeValidator:
+    """Accept one of a few names, and with `own` that of a class of the user; suggest one for a misspelt name."""
 
     def validate_name(v: Any) -> Any:
+        if own and is_own(v):
+            return v
         if not isinstance(v, str) or v not in options:
             raise InvalidValue(
                 f"must be one of {', '.join(map(repr, options))}", suggest(v, options) if isinstance(v, str) else ""
@@ -82,9 +83,13 @@ def _grid(v: Any) -> Any:
 
 
 def _decay(v: Any) -> Any:
+    if isinstance(v, Choice):
+        return v
     if not isinstance(v, dict):
         if not validate.positive.test(v):
             raise ValueError("must be > 0, or factors > 0 by round")
+        return v
+    if "name" in v:  # a schedule
         return v
     if len(v) > MAX_ENTRIES:
         raise ValueError(f"must have at most {MAX_ENTRIES:,} rounds")
@@ -96,17 +101,24 @@ def _decay(v: Any) -> Any:
     return v
 
 
-def _compared_target(v: Any) -> Any:
+def _compared_target(v: Any, info: ValidationInfo) -> Any:
     """Accept a target whose value is a number or the final value of a method."""
-    _target({k: 0.0 if isinstance(value, dict) else value for k, value in v.items()} if isinstance(v, dict) else v)
+    numbers = {k: 0.0 if isinstance(value, dict) else value for k, value in v.items()} if isinstance(v, dict) else v
+    _target(numbers, info)
     return v
 
 
-def _target(v: Any) -> Any:
+def has_own_metrics(metrics: Any) -> bool:
+    """Whether the option `metrics` names a class or function of the user, whose metric can have any name."""
+    return any(is_own(getattr(one, "name", one)) for one in metrics or ())
+
+
+def _target(v: Any, info: ValidationInfo) -> Any:
     if not isinstance(v, dict):
         raise ValueError("must be a table of metrics and numbers")
+    own = has_own_metrics(info.data.get("metrics"))  # whether the run measures the metric is checked later
     for metric, value in v.items():
-        if metric not in TARGETS:
+        if metric not in TARGETS and not own:
             raise InvalidValue(f"must name one of {', '.join(TARGETS)}", suggest(str(metric), TARGETS))
         fault = target_rule(metric).fault(value)
         if fault is not None:
@@ -121,6 +133,7 @@ def _class_weights(v: Any) -> Any:
     return v
 
 
+_short = validate.text_up_to(200)
 Positive = Annotated[float, obeys(validate.positive)]
 NonNegative = Annotated[float, obeys(validate.non_negative)]
 Fraction = Annotated[float, obeys(validate.fraction)]
@@ -132,6 +145,8 @@ Pixels = Annotated[int, obeys(validate.pixels)]
 Seed = Annotated[int, obeys(validate.seed)]
 Flag = Annotated[bool, obeys(validate.boolean)]
 Name = Annotated[str, obeys(validate.text_up_to(200))]
+ObjectName = Annotated[str, obeys(Rule(_short.text, lambda v: _short.test(v) or is_own(v)))]
+"""A name of the registry, or the path and name of a class of the user, which can be longer."""
 Title = Annotated[str, obeys(validate.text_up_to(1000))]
 Folder = Annotated[str, obeys(validate.text_up_to(4000))]
 Seeds = Annotated[list[Seed], non_empty_list]
@@ -139,11 +154,8 @@ StepSizes = Annotated[list[Positive], non_empty_list]
 Numbers = Annotated[list[Annotated[int | float, obeys(validate.number)]], non_empty_list]
 Grid = Annotated[dict[str, Numbers], BeforeValidator(_grid)]
 """Values to try, by field of the algorithm."""
-DecayTable = Annotated[float | dict[str, float], BeforeValidator(_decay)]
 Target = Annotated[dict[str, float], BeforeValidator(_target)]
 ClassWeights = Annotated[str | list[float], BeforeValidator(_class_weights)]
-MetricNames = list[Annotated[str, one_of_names(*METRIC_CLASSES)]]
-LossName = Annotated[str, one_of_names(*NAMES)]
 DeviceName = Annotated[
     str,
     obeys(
@@ -214,10 +226,15 @@ ComparedTarget = Annotated[
 
 
 class Choice(BaseModel):
-    """An object of the registry by its name, with the fields to construct it."""
+    """An object of the registry, or of a class of the user, by its name, with the fields to construct it."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
-    name: Name
+    name: ObjectName
+
+    @property
+    def title(self) -> str:
+        """The name for tables and reports: without the file of a class of the user."""
+        return plain_name(self.name)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -227,32 +244,36 @@ class Choice(BaseModel):
         """Return a copy with other values for some fields."""
         return Choice.model_validate({"name": self.name} | (self.model_extra or {}) | fields)
 
+    def without(self, field: str) -> Choice:
+        """Return a copy without a field."""
+        kept = {key: value for key, value in (self.model_extra or {}).items() if key != field}
+        return Choice.model_validate({"name": self.name} | kept)
 
-Profile = Annotated[
-    Annotated[Positive, Tag("number")] | Annotated[Choice, Tag("table")],
-    Discriminator(lambda v: "table" if isinstance(v, dict | Choice) else "number"),
+
+def _is_table(v: Any) -> str:
+    return "table" if isinstance(v, dict | Choice) else "value"
+
+
+def _named(*options: str) -> Any:
+    """The type of an object that needs no fields: one of a few names, a class of the user, or a table with fields."""
+    name = Annotated[str, one_of_names(*options, own=True)]
+    return Annotated[Annotated[name, Tag("value")] | Annotated[Choice, Tag("table")], Discriminator(_is_table)]
+
+
+def _kind_of_decay(v: Any) -> str:
+    if not isinstance(v, dict | Choice):
+        return "number"
+    return "schedule" if isinstance(v, Choice) or "name" in v else "rounds"
+
+
+Profile = Annotated[Annotated[Positive, Tag("value")] | Annotated[Choice, Tag("table")], Discriminator(_is_table)]
+LossName = _named(*NAMES)
+MetricNames: Any = list[_named(*METRIC_CLASSES)]  # type: ignore[misc]
+DecayTable = Annotated[
+    Annotated[float, Tag("number")] | Annotated[dict[str, float], Tag("rounds")] | Annotated[Choice, Tag("schedule")],
+    Discriminator(_kind_of_decay),
+    BeforeValidator(_decay),
 ]
-
-
-def build(where: str, choice: Choice, known: Mapping[str, Callable[..., Any]]) -> Any:
-    """Construct the object that `choice` names among `known`; errors name the place in the configuration."""
-    if choice.name not in known:
-        got = f"{format_value(choice.name)}{suggest(choice.name, known)}"
-        raise ConfigError(f"{where}.name: must be one of {', '.join(known)}, got {got}")
-    make = known[choice.name]
-    parameters = inspect.signature(make).parameters
-    for field in choice.fields:
-        if field not in parameters:
-            word = field if re.fullmatch(r"[\w-]{1,40}", field) else format_value(field)
-            allowed = ", ".join(parameters) or "none"
-            raise ConfigError(
-                f"{where}.{word}: {choice.name} has no such field{suggest(field, parameters)}; its fields: {allowed}"
-            )
-    missing = [n for n, p in parameters.items() if p.default is p.empty and n not in choice.fields]
-    if missing:
-        raise ConfigError(f"{where}: {choice.name} needs {', '.join(missing)}")
-    with error_location(where):
-        return make(**choice.fields)
 
 
 def _tuples(value: Any) -> Any:

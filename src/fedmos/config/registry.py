@@ -13,6 +13,7 @@ from .. import algorithms as _algorithms
 from .. import models as _models
 from .. import selection as _selection
 from ..algorithm import Algorithm
+from ..core import schedules as _schedules
 from ..data import datasets as _datasets
 from ..data import partition as _partition
 from ..engine import simulated_clock as _system
@@ -61,6 +62,11 @@ def profiles() -> dict[str, type[Any]]:
     """Return the profiles of speeds or bandwidths by name."""
     kinds: tuple[type[Any], ...] = (_system.Constant, _system.LogNormal, _system.PerClient)
     return {kind.__name__: kind for kind in kinds} | {"Table": _system.PerClient}  # Table: the earlier name
+
+
+def schedules() -> dict[str, type[Any]]:
+    """Return the schedules of the step size by name."""
+    return {kind.__name__: kind for kind in (_schedules.Cosine, _schedules.Step, _schedules.Warmup)}
 
 
 def partitions() -> dict[str, type[Any]]:

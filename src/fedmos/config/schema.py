@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..core.formatting import format_value, one_line
+from .build import build
 from .comparison import CompareConfig, Method, Tuning, tuned_label
 from .errors import ConfigError, describe_errors
-from .fields import Choice, build
+from .fields import Choice
+from .own_classes import with_absolute_paths
 from .tables import DataConfig
 from .text import apply_override, check_depth, read_table
 from .training import RunConfig, SweepConfig, Training
@@ -37,7 +39,7 @@ C = TypeVar("C", bound=BaseModel)
 
 
 def load(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
-    """Read a configuration file and apply overrides.
+    """Read a configuration file and apply overrides. Classes of the user in files are found relative to it.
 
     Args:
         kind: the class of the configuration, e.g. `RunConfig`.
@@ -53,6 +55,7 @@ def load(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     table = read_table(path)
     for text in overrides:
         apply_override(table, text)
+    table = with_absolute_paths(table, Path(path).absolute().parent)
     return parse(kind, table, one_line(str(path), 100))
 
 

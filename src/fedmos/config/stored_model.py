@@ -10,8 +10,13 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from ..core.validation import require
+from ..core.validation import seed as seed_rule
+from ..models.seeded import seeded
 from . import registry
-from .fields import Choice, build
+from .build import build, takes
+from .fields import Choice
+from .own_classes import is_own, with_absolute_paths
 
 RUN_FILE = "config.toml"
 COMPARISON_FILE = "comparison.toml"
@@ -40,14 +45,24 @@ def stored_model(folder: Path, info: Mapping[str, Any]) -> nn.Module | None:
 
 def build_model(choice: Choice, seed: int) -> nn.Module:
     """Build a model. Its initial weights follow the run's seed unless the table `model` has a seed."""
-    model: nn.Module = build("model", choice if "seed" in choice.fields else choice.but(seed=seed), registry.models())
+    chosen = choice if "seed" in choice.fields else choice.but(seed=seed)
+    if is_own(choice.name) and not takes("model.name", choice.name, "seed"):
+        require("model", "seed", chosen.fields["seed"], seed_rule)
+        own = chosen.without("seed")
+        return seeded(lambda: build_module(own), chosen.fields["seed"])
+    return build_module(chosen)
+
+
+def build_module(choice: Choice) -> nn.Module:
+    """Build a model of the registry or of the user."""
+    model: nn.Module = build("model", choice, registry.models(), nn.Module)
     return model
 
 
 def _choice(path: Path) -> Choice | None:
     """Read the table `model` of a configuration; None if there is none."""
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = with_absolute_paths(tomllib.loads(path.read_text("utf-8")), path.absolute().parent)
         return None if table.get("from_python") else Choice.model_validate(table.get("model"))
     except (OSError, ValueError, RecursionError, ValidationError):
         return None

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import torch
 from pydantic import create_model, model_validator
 
-from ..core.history import METRICS
-from ..core.metric_functions import METRIC_CLASSES
-from ..core.validation import whole_number
+from ..algorithm import Algorithm
+from ..core.formatting import format_value
+from ..core.losses import NAMES
+from ..core.validation import suggest, whole_number
 from ..data.federated import FederatedData
 from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
@@ -23,10 +24,14 @@ from ..run.preflight import check_parts, check_precision, check_target, find_dev
 from ..run.result import Result
 from ..run.run import Run
 from ..run.spec import RunSpec
+from ..selection.availability import Availability
+from ..selection.selector import Selector
 from . import registry
+from .build import build, build_function, build_metrics
 from .errors import error_location, table_error
-from .fields import Choice, Count, Flag, Seed, Space, Strict, build, obeys, one_of_names
+from .fields import TARGETS, Choice, Count, Flag, Name, Seed, Space, Strict, has_own_metrics, obeys
 from .options import option_fields
+from .own_classes import with_absolute_paths
 from .stored_model import build_model
 from .tables import DeployConfig
 
@@ -71,7 +76,8 @@ class Training(TrainingOptions):
         table = self.model_dump(mode="json", exclude_none=True, **how)
         if self.data.root is not None:
             table["data"]["root"] = str(Path(self.data.root).absolute())
-        return table
+        kept: dict[str, Any] = with_absolute_paths(table, Path.cwd())
+        return kept
 
     def run(self, algorithm: Choice, selection: Choice, seed: int, **more: Any) -> Result:
         """Build everything and train."""
@@ -92,8 +98,8 @@ class Training(TrainingOptions):
     def _method(self, algorithm: Choice, selection: Choice, where: str = "") -> dict[str, Any]:
         """Build the arguments in which the methods of a comparison differ."""
         return {
-            "algorithm": build(f"{where}algorithm", algorithm, registry.algorithms()),
-            "selection": build(f"{where}selection", selection, registry.selectors()),
+            "algorithm": build(f"{where}algorithm", algorithm, registry.algorithms(), Algorithm),
+            "selection": build(f"{where}selection", selection, registry.selectors(), Selector),
         }
 
     def _common(self, seed: int, data: FederatedData | None = None) -> dict[str, Any]:
@@ -103,15 +109,18 @@ class Training(TrainingOptions):
             given["callbacks"] = [Diagnostics(every=self.diagnostics)]
         if isinstance(self.lr_decay, dict):
             given["lr_decay"] = {int(key): factor for key, factor in self.lr_decay.items()}
+        elif isinstance(self.lr_decay, Choice):
+            given["lr_decay"] = build_function("lr_decay", self.lr_decay, registry.schedules())
+        given["loss"] = self.loss if self.loss in NAMES else build_function("loss", self.loss, {})
         given["dtype"] = getattr(torch, self.dtype)
         with error_location(""):
             given["device"] = find_device(self.device)
             check_precision(self.precision, given["dtype"], given["device"])
         if self.metrics is not None:
-            given["metrics"] = [METRIC_CLASSES[name]() for name in self.metrics]
+            given["metrics"] = build_metrics(self.metrics)
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
-            given["availability"] = build("availability", self.availability, registry.availabilities())
+            given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
         return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
@@ -119,13 +128,15 @@ class Training(TrainingOptions):
         return build_model(self.model, seed)
 
 
-def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> None:
-    """Check that the model fits the data, and that the target can be measured."""
+def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> list[str]:
+    """Check that the model fits the data, and that the target can be measured; return the names of all metrics."""
     with error_location("model"):
         task = build_task(replace(spec, precision=None), torch.device("cpu"), spec.data)
         check_fit(task)
     with error_location(""):
-        check_target(target, [*measurable(task), *choose_metrics(task, spec.metrics)])
+        known = [*measurable(task), *choose_metrics(task, spec.metrics)]
+        check_target(target, known)
+    return known
 
 
 if TYPE_CHECKING:
@@ -140,11 +151,11 @@ class RunConfig(RunOptions):
     given_options = (*Training.given_options, *(name for name in option_fields(per_run=True) if name not in _BY_CALLER))
     deploy: DeployConfig | None = None
 
-    def check(self) -> None:
-        """Build everything and check that it fits together, without training."""
+    def check(self) -> list[str]:
+        """Build everything and check that it fits together, without training; return the names of the metrics."""
         spec = RunSpec(**self._method(self.algorithm, self.selection), **self._common(self.seed), seed=self.seed)
         check_parts(spec, error_location)
-        check_model_and_target(spec, self.target)
+        return check_model_and_target(spec, self.target)
 
 
 class Search(Strict):
@@ -153,7 +164,7 @@ class Search(Strict):
     space: dict[str, Space]
     """Values to try by field, with dots between tables, e.g. "algorithm.lr"."""
     trials: Count
-    metric: Annotated[str, one_of_names(*METRICS)] = "accuracy"
+    metric: Name = "accuracy"
     """The metric whose last value the search optimises."""
     seed: Seed = 0
     """Seed of the search; every trial has the run's own seed."""
@@ -173,3 +184,10 @@ class SweepConfig(RunConfig):
     """A search over the fields of a run: `fedmos sweep`."""
 
     sweep: Search
+
+    @model_validator(mode="after")
+    def _check_metric(self) -> SweepConfig:
+        if self.sweep.metric not in TARGETS and not has_own_metrics(self.metrics):
+            names, got = ", ".join(map(repr, TARGETS)), format_value(self.sweep.metric)
+            raise table_error(f"sweep.metric: must be one of {names}, got {got}{suggest(self.sweep.metric, TARGETS)}")
+        return self

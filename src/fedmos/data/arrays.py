@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.formatting import format_value, one_line
 from ..core.input_layout import InputLayout
+from ..core.validation import suggest
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Inputs and targets of the same samples."""
@@ -121,6 +122,34 @@ def client_names(names: Any, clients: int) -> list[str] | None:
     if twice is not None or len(set(given)) < clients:
         raise ValueError(f"FederatedData: 'names' must differ, got {twice!r} twice")
     return [str(name) for name in given]
+
+
+def chosen_clients(ids: Any, clients: int, names: Sequence[str] | None) -> list[int]:
+    """Return the numbers of clients that are given by number or name.
+
+    Raises:
+        ValueError: If `ids` is no sequence of different clients, or is empty.
+    """
+    if isinstance(ids, str | int) or not isinstance(ids, Iterable):
+        raise ValueError(f"subset: 'ids' must be numbers or names of clients, got {format_value(ids)}")
+    number = {} if names is None else {name: i for i, name in enumerate(names)}
+    chosen: dict[int, None] = {}
+    for one in ids:
+        i = one.item() if hasattr(one, "item") else one
+        if isinstance(i, str):
+            if i not in number:
+                raise ValueError(f"subset: there is no client {format_value(i)}{suggest(i, number)}")
+            i = number[i]
+        elif not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < clients:
+            raise ValueError(
+                f"subset: 'ids' must be numbers in 0 … {clients - 1} or names of clients, got {format_value(i)}"
+            )
+        if i in chosen:
+            raise ValueError(f"subset: 'ids' must be different clients, got {i} twice")
+        chosen[i] = None
+    if not chosen:
+        raise ValueError("subset: 'ids' must name at least one client, got none")
+    return list(chosen)
 
 
 def _pair(pair: Any, owner: str, name: str) -> Pair:

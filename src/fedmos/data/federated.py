@@ -14,7 +14,16 @@ from torch import Tensor
 
 from ..core.input_layout import InputLayout
 from ..core.validation import suggest
-from .arrays import client_arrays, client_names, importance_of, is_index, is_offsets, offsets_of, several_inputs
+from .arrays import (
+    chosen_clients,
+    client_arrays,
+    client_names,
+    importance_of,
+    is_index,
+    is_offsets,
+    offsets_of,
+    several_inputs,
+)
 from .augment import Augment
 from .importers.methods import Importers
 from .normalize import Normalize
@@ -146,6 +155,35 @@ class FederatedData(Importers):
             >>> data = data.declare(augment=fm.Augment(crop=1))
         """
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
+
+    def subset(self, ids: Iterable[int | str]) -> FederatedData:
+        """Return the federation of some of the clients. It shares the samples, and keeps the test set.
+
+        Client i of the subset is the i-th of `ids`. The importances keep their ratios and are scaled to sum one.
+
+        Args:
+            ids: The clients, by number or name.
+
+        Raises:
+            ValueError: If no client is given, one is given twice or does not exist, or all have the importance 0.
+
+        Example:
+            >>> data.subset([2, 5, 7])
+            FederatedData(3 clients, ... samples)
+        """
+        chosen = torch.tensor(chosen_clients(ids, len(self), self.names))
+        sizes, p = self.sizes[chosen], self.importance[chosen]
+        if float(p.sum()) == 0:
+            raise ValueError("Cannot take a subset because all of its clients have the importance 0; use other clients")
+        offsets = offsets_of(sizes)
+        entries = torch.arange(int(offsets[-1])) + (self.offsets[chosen] - offsets[:-1]).repeat_interleave(sizes)
+        return replace(
+            self,
+            index=entries if self.index is None else self.index[entries],
+            offsets=offsets,
+            importance=importance_of(sizes, p),
+            names=None if self.names is None else [self.names[i] for i in chosen],
+        )
 
     def validate(self) -> None:
         """Raise ValueError if the fields are inconsistent."""

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 
 import numpy as np
 
-Decay = float | Mapping[int, float]
+from ..core.schedules import Schedule, factor_of
+
+Decay = float | Mapping[int, float] | Schedule
 
 
 def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
-    """Return η_t as a function of the round: a factor per round, or factors that apply from their round on."""
+    """Return η_t as a function of the round.
+
+    Args:
+        lr: The step size before decay.
+        decay: A factor per round, factors that apply from their round on, or a function that gives the factor.
+    """
+    if callable(decay):
+        return lru_cache(maxsize=1)(lambda t: lr * factor_of(decay, t))  # a round asks for it several times
     if isinstance(decay, Mapping):
         factors = {int(key): float(factor) for key, factor in decay.items()}
 

@@ -14,12 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..config.errors import error_location
 from ..config.fields import Range
+from ..config.own_classes import own_sources
 from ..config.schema import ConfigError, RunConfig, SweepConfig, check_same, load, parse
 from ..core.formatting import format_value
 from ..core.history import Record
 from ..core.metric_names import is_loss
 from ..engine.round import DivergenceError
+from ..run.preflight import check_metric
 from ..storage import RunFolder, toml
 from ..storage.files import replace_file
 from .seed_statistics import last_value
@@ -52,12 +55,15 @@ def sweep(
     """
     optuna = _optuna()
     for values in _corners(config):
-        _with(config, values).check()
+        known = _with(config, values).check()
+        with error_location("sweep"):
+            check_metric("metric", config.sweep.metric, known)
     if (out / CONFIGURATION).exists():
         check_same(f"the search in {out}", _fixed(load(SweepConfig, out / CONFIGURATION)), _fixed(config))
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
     study, settings = _open_study(optuna, config, out), config.sweep
+    _check_own_classes(study, config, out)
     State = optuna.trial.TrialState
     while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
         study.sampler = optuna.samplers.TPESampler(seed=settings.seed + len(study.trials))
@@ -98,6 +104,19 @@ def _open_study(optuna: Any, config: SweepConfig, out: Path) -> Any:
         study.enqueue_trial(trial.params)
         study.tell(trial.number, state=State.FAIL)
     return study
+
+
+def _check_own_classes(study: Any, config: SweepConfig, out: Path) -> None:
+    """Refuse to continue a search if a file of the user's classes has changed."""
+    now = own_sources(config.kept())
+    for path, sha256 in study.user_attrs.get("own_code", {}).items():
+        if now.get(path, sha256) != sha256:
+            raise ConfigError(
+                f"Cannot go on with the search in {out} because {path}, which defines its own classes, has changed; "
+                "use a new folder"
+            )
+    if now:
+        study.set_user_attr("own_code", now)
 
 
 def _optuna() -> Any:

@@ -17,11 +17,12 @@ from ..config.deploy import Deploy, names_rule
 from ..config.schema import RunConfig, load
 from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
+from ..core.own_code import own_files
 from ..core.version import __version__
 from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
 from ..engine.execution_plan import override
-from ..run.options import call_with_options
+from ..run.options import call_with_options, options_of
 from ..run.spec import RunSpec
 
 Given = str | os.PathLike[str] | RunConfig | Mapping[str, Any]
@@ -116,8 +117,14 @@ class Deployment:
             list(self.names),
             override(self.engine),
             self._initial_state_hash(model),
+            *self._own_code_hashes(),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+    def _own_code_hashes(self) -> list[str]:
+        """Hashes of the files of own classes that clients use."""
+        used = [name for name, option in options_of(self.spec).items() if option.shared or name == "model"]
+        return sorted(own_files(getattr(self.spec, name) for name in used).values())
 
     def _initial_state_hash(self, model: FlatModel) -> str:
         """Hash of the clients' state before the first round, where the algorithm initialises it."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..config import schema as config
 from ..config.fields import FinalOf
+from ..config.own_classes import plain_name
 from ..config.schema import CompareConfig
 from ..core.history import History
 from ..experiments.captions import caption
@@ -127,7 +128,7 @@ def _final_folders(settings: CompareConfig, trial: PlannedRun, folder: Path) -> 
 
 def _row(settings: CompareConfig, folder: Path, planned: PlannedMethod, runs: Sequence[PlannedRun]) -> _Row:
     method = next(method for method in settings.methods if method.label == planned.method.label)
-    info = {"algorithm": method.algorithm.name, "selection": method.selection.name, "clients": settings.data.clients}
+    info = {"algorithm": method.algorithm.title, "selection": method.selection.title, "clients": settings.data.clients}
     own = [_RunningRun(run.seed, run_folder(settings, run, folder), rounds_of(settings, run)) for run in runs]
     return _Row(planned.label, dict(planned.values)["lr"], info, own)
 
@@ -175,7 +176,7 @@ def _run(folder: Path, every: float, target: Target | None) -> ReportStudy | Non
 
 def _info(table: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of a configuration that a report shows."""
-    names = {name: table[name]["name"] for name in ("algorithm", "selection")}
+    names = {name: plain_name(table[name]["name"]) for name in ("algorithm", "selection")}
     return {**names, "algorithm_fields": table["algorithm"], "clients": table["data"].get("clients")}
 
 

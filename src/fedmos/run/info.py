@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..core.own_code import own_files
 from ..core.version import __version__
 from ..engine.execution_plan import ExecutionPlan
 from ..engine.task import Task
@@ -39,6 +40,8 @@ class RunInfo(Mapping[str, Any]):
     """Fingerprint of the model, where the run has a folder."""
     data: str | None = None
     """Fingerprint of the data, where the run has a folder."""
+    own_code: dict[str, str] | None = None
+    """Files of the user's classes that the configuration names, with the hashes of their content."""
     inference: dict[str, Any] | None = None
     """Normalisation and shape of the inputs, and hashes of the model; see `ModelRecord`."""
     engine: str | None = None
@@ -77,6 +80,7 @@ class RunInfo(Mapping[str, Any]):
             versions={"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
             model=task.model.fingerprint() if kept else None,
             data=spec.data.fingerprint() if kept else None,
+            own_code=own_files(getattr(spec, name) for name in options_of(spec)) or None,
             inference=ModelRecord.of(spec, task).to_json(),
         )
 

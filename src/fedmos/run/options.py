@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 from ..core.formatting import format_value
 from ..core.validation import Rule, none, suggest
+from .values import structured
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ class Option:
     resume: Resume = "same"
     record: Callable[[Any], Any] | None = None
     """Turns the value into the JSON that the run folder records; by default the value itself."""
+    compare: Callable[[Any], Any] | None = None
+    """Turns the value into JSON that is equal for equal values; by default `structured`."""
     shared: bool = False
     """Whether the clients and the server of a deployment must have the same value."""
     per_run: bool = False
@@ -54,6 +57,10 @@ class Option:
             if fault is not None:
                 raise ValueError(f"{owner}: '{name}' must be {fault}, got {_got(self.rule, value)}")
         return value if value is None or self.convert is None else self.convert(value)
+
+    def comparable(self, value: Any) -> Any:
+        """Return the value in a form to compare."""
+        return structured(value) if self.compare is None else self.compare(value)
 
 
 def _got(rule: Rule, value: Any) -> str:

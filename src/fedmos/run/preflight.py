@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -15,12 +15,16 @@ from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
 from ..core.precision import Precision
+from ..core.schedules import factor_of
 from ..core.validation import require, suggest
 from ..engine.cohort_size import over_selecting
 from ..engine.lr_schedule import decayed
 from ..engine.simulated_clock import Clock
 from ..engine.task import Task
 from .spec import RunSpec
+
+_CHECKED_ROUNDS = 10_000
+"""Rounds for which a schedule of the step size is evaluated before the first one."""
 
 Located = Callable[[str], AbstractContextManager[None]]
 """Returns a context in which errors are attributed to a part of the configuration."""
@@ -49,6 +53,10 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
         with located("system"):
             over_selecting(spec.selection, spec.system, N)
             Clock(spec.system, N, spec.seed)
+    if callable(spec.lr_decay):
+        with located(""):
+            for t in _scheduled_rounds(spec):
+                factor_of(spec.lr_decay, t)
     with located(f"{where}algorithm"):
         _check_step_size(spec)
 
@@ -73,13 +81,21 @@ def _warn_of_rounding(spec: RunSpec) -> None:
 def _check_step_size(spec: RunSpec) -> None:
     """Refuse a step size that overflows in some round, by a factor above one or in the run's dtype."""
     decay, lr = spec.lr_decay, decayed(spec.algorithm.lr, spec.lr_decay)
-    for t in (0, spec.rounds - 1, *(decay if isinstance(decay, Mapping) else ())):
+    for t in _scheduled_rounds(spec):
         value = lr(int(t))
         if not math.isfinite(value) or value > torch.finfo(spec.dtype).max:
             raise ValueError(
                 f"{type(spec.algorithm).__name__}: 'lr' must stay finite in {str(spec.dtype).removeprefix('torch.')} "
                 f"over {spec.rounds} rounds, got {format_value(spec.algorithm.lr)} with lr_decay {format_value(decay)}"
             )
+
+
+def _scheduled_rounds(spec: RunSpec) -> Iterable[int]:
+    """The rounds whose step sizes are checked: all of a schedule, up to a bound, and else those that can be extreme."""
+    first, last = 0, spec.rounds - 1
+    if callable(spec.lr_decay):  # in later rounds, the run stops at a factor that is no number ≥ 0
+        return (*range(min(spec.rounds, _CHECKED_ROUNDS)), last)
+    return (first, last, *(spec.lr_decay if isinstance(spec.lr_decay, Mapping) else ()))
 
 
 def find_device(device: str | torch.device) -> torch.device:
@@ -120,6 +136,13 @@ def check_target(target: Mapping[str, float] | None, measurable: list[str]) -> M
             )
         require("run", f"target[{metric!r}]", value, target_rule(metric))
     return {metric: float(value) for metric, value in target.items()}
+
+
+def check_metric(option: str, metric: str | None, measurable: list[str]) -> None:
+    """Refuse an option that names a metric which the federation does not measure."""
+    if metric is not None and metric not in measurable:
+        hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), measurable)
+        raise ValueError(f"run: '{option}' must be one of {', '.join(measurable)}, got {format_value(metric)}{hint}")
 
 
 @contextmanager

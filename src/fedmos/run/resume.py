@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,17 @@ def check_unchanged(folder: Path, before: RunInfo, now: RunInfo) -> None:
         raise ValueError(
             f"Cannot resume the run in {folder} because its '{change.name}' {change.sentence}; use a new folder"
         )
+    for path in _changed_files(before.own_code or {}, now.own_code or {}):
+        raise ValueError(
+            f"Cannot resume the run in {folder} because {path}, which defines its own classes, has changed; use a new "
+            "folder"
+        )
+
+
+def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """The files of own classes whose content differs from that of the file of the same name in the earlier part."""
+    old = {Path(path).name: sha256 for path, sha256 in before.items()}
+    return (path for path, sha256 in now.items() if old.get(Path(path).name, sha256) != sha256)
 
 
 def _changes(before: RunInfo, now: RunInfo) -> Iterator[_Change]:

@@ -29,7 +29,6 @@ from ..core.validation import (
     positive,
     require,
     text_up_to,
-    whole_number,
 )
 from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
@@ -38,22 +37,8 @@ from ..engine.simulated_clock import System
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
+from .decay import compare_decay, convert_decay, is_decay, record_decay
 from .options import instance_of, option, options, options_of
-from .values import structured
-
-
-def _is_decay(v: Any) -> bool:
-    if isinstance(v, Mapping):
-        return all(whole_number.fault(key) is None and positive.test(factor) for key, factor in v.items())
-    return positive.test(v)
-
-
-def _convert_decay(v: Any) -> Decay:
-    return {int(key): float(factor) for key, factor in v.items()} if isinstance(v, Mapping) else float(v)
-
-
-def _record_decay(v: Decay) -> Any:
-    return {str(key): factor for key, factor in v.items()} if isinstance(v, Mapping) else v
 
 
 def _record_dtype(v: torch.dtype) -> str:
@@ -157,12 +142,13 @@ class RunSpec:
         shared=True,
     )
     lr_decay: Decay = option(
-        "Factor of the step size per round, or a mapping from round (from 0) to a factor that applies from that round "
-        "on: `{150: .5}`.",
-        Rule("> 0, or factors > 0 by round", _is_decay),
+        "Factor of the step size per round; a mapping from round (from 0) to a factor that applies from that round on: "
+        "`{150: .5}`; or a function from the round to the factor in it, such as `fm.schedules.Cosine(rounds=500)`.",
+        Rule("> 0, or factors > 0 by round", is_decay),
         default=1.0,
-        convert=_convert_decay,
-        record=_record_decay,
+        convert=convert_decay,
+        record=record_decay,
+        compare=compare_decay,
     )
     weight_decay: float = option(
         "Every gradient g at y becomes clip(g) + weight_decay · y.",
@@ -323,8 +309,8 @@ class RunSpec:
 
     def values_to_compare(self) -> dict[str, Any]:
         """The options that must be the same when the run is resumed, by value."""
-        return {name: structured(getattr(self, name)) for name, o in options_of(self).items() if o.resume == "same"}
+        return {name: o.comparable(getattr(self, name)) for name, o in options_of(self).items() if o.resume == "same"}
 
     def shared_values(self) -> dict[str, Any]:
         """The options that clients and server of a deployment must have in common, by value."""
-        return {name: structured(getattr(self, name)) for name, o in options_of(self).items() if o.shared}
+        return {name: o.comparable(getattr(self, name)) for name, o in options_of(self).items() if o.shared}

@@ -148,8 +148,9 @@ class TestProcessGroup:
     def test_all_end_when_their_starter_is_ended(self, tmp_path, number):
         script = tmp_path / "starter.py"
         script.write_text(
-            "import os, sys, time\n"
+            "import os, signal, sys, time\n"
             "from pathlib import Path\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it\n"
             "sys.path.insert(0, sys.argv[1])\n"
             "from process_group import ProcessGroup, exit_on_signals\n"
             "with exit_on_signals(), ProcessGroup(Path(sys.argv[2]), os.environ) as processes:\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from ...config.own_classes import plain_name, with_sources
 from ...core.version import __version__
 from ...storage.toml import dumps
 
@@ -42,8 +44,24 @@ app = {side}_app(Path(__file__).with_name("{configuration}"))
 '''
 
 
+def with_local_files(configuration: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a configuration that names its own classes in files beside it, and these files by name."""
+    names: dict[str, str] = {}
+    contents: dict[str, str] = {}
+
+    def local(source: str) -> str:
+        if source not in names:
+            stem = re.sub(r"\W", "_", Path(source).stem)
+            taken = {*names.values(), "__init__.py", "server_app.py", "client_app.py"}
+            names[source] = next(n for i in count() if (n := f"{stem}{i or ''}.py") not in taken)
+            contents[names[source]] = Path(source).read_text("utf-8")
+        return names[source]
+
+    return with_sources(configuration, local), contents
+
+
 def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Path:
-    """Write the files of a Flower app.
+    """Write the files of a Flower app, with a copy of the files of own classes.
 
     Args:
         folder: A new or empty folder. Its name becomes the app's name.
@@ -66,17 +84,19 @@ def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Pat
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"Cannot write an app into {folder} because it is not empty; use another folder")
     package = name.replace("-", "_").lower()
+    configuration, own = with_local_files(configuration)
     files = {
         "pyproject.toml": _PROJECT.format(
             name=name,
             package=package,
             version=__version__,
             out=out,
-            algorithm=configuration["algorithm"]["name"],
-            selection=configuration["selection"]["name"],
+            algorithm=plain_name(configuration["algorithm"]["name"]),
+            selection=plain_name(configuration["selection"]["name"]),
         ),
         f"{package}/__init__.py": "",
         f"{package}/{CONFIGURATION}": dumps(configuration),
+        **{f"{package}/{file}": content for file, content in own.items()},
     }
     for side in ("server", "client"):
         files[f"{package}/{side}_app.py"] = _APP.format(side=side, configuration=CONFIGURATION)
