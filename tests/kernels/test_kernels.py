@@ -4,11 +4,13 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import fedmos as fm
 from fedmos.core.flat_model import FlatModel
 from fedmos.kernels import convolution, tiles
+from fedmos.kernels.convolution import without_unused_taps
 from helpers.compiling import scalar_code
 
 
@@ -96,3 +98,20 @@ def test_convolutions_client_by_client_on_a_cpu(monkeypatch, compiled):
     with scalar_code():
         result = fm.run(**settings, engine="batched")
     assert torch.allclose(result.params, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5, 7])
+def test_taps_that_meet_no_pixel_are_left_out(size, stride, kernel):
+    """The outputs stay the same, and no tap that is left has only zeros to meet."""
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    w = torch.randn(4, 3, kernel, kernel, dtype=torch.float64)
+    for pad in range(kernel):
+        if size + 2 * pad < kernel:
+            continue
+        fewer, less = without_unused_taps(x, w, stride, pad)
+        expected = F.conv2d(x, w, stride=stride, padding=pad)
+        torch.testing.assert_close(F.conv2d(x, fewer, stride=stride, padding=less), expected, rtol=1e-12, atol=1e-12)
+        if size == 1:
+            assert fewer.shape[-1] == 1 or expected.shape[-1] > 1

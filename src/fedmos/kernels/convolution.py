@@ -40,6 +40,8 @@ class CohortConv2d(nn.Conv2d):
         if x.device.type == "cpu" and not (vectorised and self._is_large(x)):
             return super().forward(x)
         w, stride, pad = self.weight, self.stride[0], int(self.padding[0])
+        if x.device.type != "cpu":
+            w, pad = without_unused_taps(x, w, stride, pad)
         if self.narrow:
             x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
         y: Tensor = _Convolution.apply(x, w, stride, pad, self.products)  # type: ignore[no-untyped-call]
@@ -74,6 +76,21 @@ def _is_supported(layer: nn.Conv2d) -> bool:
         and layer.kernel_size[0] == layer.kernel_size[1]
         and layer.padding[0] < layer.kernel_size[0]
     )
+
+
+def without_unused_taps(x: Tensor, w: Tensor, stride: int, pad: int) -> tuple[Tensor, int]:
+    """Return the part of square kernels that meets images as small as x, and the padding that belongs to it.
+
+    A 3×3 kernel on an image of one pixel, for example, is its centre. Without the other taps there is less to compute,
+    and the layout of the weights' gradient does not depend on which library computes it.
+    """
+    kernel, (h, v) = w.shape[-1], x.shape[-2:]
+    places = (h + 2 * pad - kernel) // stride + 1
+    first, end = max(0, pad - (places - 1) * stride), min(kernel, h + pad)
+    fewer, less = end - first, pad - first
+    if h != v or fewer == kernel or (h + 2 * less - fewer) // stride + 1 != places:
+        return w, pad
+    return w[..., first:end, first:end], less
 
 
 # A convolution and its two derivatives. Outside `vmap` they are PyTorch's. Under `vmap`, PyTorch calls their method
