@@ -8,7 +8,7 @@ import sys
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 from . import models
-from .algorithm import Algorithm, ClientContext, Context, Gradient
+from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .comparison.api import compare, tune
@@ -64,6 +64,7 @@ __all__ = [
     "FederatedData",
     "Gradient",
     "History",
+    "Layers",
     "LogNormal",
     "Normalize",
     "PerClient",

@@ -1,34 +1,48 @@
 """The contract of a federated algorithm.
 
-A model is a flat vector of D numbers. An algorithm *declares* the vectors that the server and each client keep, the
-vectors that are sent down and up, and how uploads are summed. Storage, byte counts, aggregation and checkpoints follow
-from the declaration. A few methods that read like the algorithm box of a paper then define the computation. Every
-method is a pure function of tensors. The same method body serves one client, with vectors of shape (D,), and a whole
-cohort, with vectors of shape (M, D): write elementwise arithmetic and let it broadcast.
+A model is a flat vector of D numbers. An algorithm *declares* the tensors that the server and each client keep, the
+tensors that are sent down and up, and how uploads are summed. Storage, byte counts, aggregation and checkpoints follow
+from the declaration. A declared name is a vector of D numbers unless its shape is declared with it. A few methods that
+read like the algorithm box of a paper then define the computation. Every method is a pure function of tensors. The same
+method body serves one client, with vectors of shape (D,), and a whole cohort, with vectors of shape (M, D): write
+elementwise arithmetic and let it broadcast.
 
 The order of a round:
 
-    prepare (if `prepares(t)`)     clients, at x; the sums named in `prepare_reduce` become server state
-    broadcast                      server
-    begin, step × K_i, finish      clients; y starts at x
-    server                         server, with the sums named in `reduce`
+    prepare (if `prepares(t)`)         clients, at x; the sums named in `prepare_reduce` become server state
+    broadcast                          server
+    start, begin, step × K_i, finish   clients; a step is y ← y − η · direction unless `step` is overridden
+    server                             server, with the sums named in `reduce`
+    evaluated                          the model that is evaluated, returned and deployed
 
 One sign everywhere: a delta is *new minus old*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 Vectors = dict[str, Tensor]
-"""Named vectors: (D,) for one client or the server, (M, D) for a cohort."""
+"""Named tensors: of the declared shape for one client or the server, (M, …) for a cohort."""
 
-StateName = str | tuple[str, int]
-"""The name of a (D,) vector, or (name, rows) for a (rows, D) matrix."""
+Shape = int | Literal["layers"] | tuple[int | Literal["D"], ...]
+"""A declared shape: () for one number, "layers" for one number per parameter tensor, n for n numbers, or a tuple, in
+which "D" stands for the size of the model."""
+
+Field = str | tuple[str, Shape]
+"""A declared name: "v" for a (D,) vector, or ("v", shape). In `server_state`, ("v", n) is an (n, D) matrix.
+
+On the server, a number is 0-dimensional. At a client, a number is a column: (1,) for one client, (M, 1) for a cohort.
+"""
+
+StateName = Field
+"""The earlier name of `Field`."""
 
 Reduce = Mapping[str, tuple[str, str]]
 """Maps the name of a sum to (upload, rule), where rule is a key of `RULES`."""
@@ -38,7 +52,73 @@ RULES = {
     "avg": "Σ_S w_i u_i / Σ_S w_i",
     "avg/K": "Σ_S w_i u_i / K_i / Σ_S w_i",
     "p": "Σ_S p_i u_i, with the clients' importances",
+    "each": "the rows u_i, (S, …), by ascending client",
 }
+
+
+class Layer(NamedTuple):
+    """The place of one parameter tensor in the flat vector."""
+
+    slice: slice
+    shape: tuple[int, ...]
+
+
+class Layers(Mapping[str, Layer]):
+    """The parameter tensors of a model: a mapping from their names to slices of the flat vector and shapes.
+
+    Args:
+        shapes: The shape of each parameter by name, in the order of the flat vector.
+
+    Example:
+        >>> layers = fm.Layers({"weight": (2, 3), "bias": (2,)})
+        >>> layers["bias"]
+        Layer(slice=slice(6, 8, None), shape=(2,))
+        >>> parts = layers.split(torch.arange(8.0))
+        >>> parts["weight"].sum(1)
+        tensor([ 3., 12.])
+        >>> torch.equal(layers.join(parts), torch.arange(8.0))
+        True
+    """
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        self._layers: dict[str, Layer] = {}
+        self.size = 0
+        """The number D of all parameters."""
+        for name, shape in shapes.items():
+            end = self.size + math.prod(shape)
+            self._layers[name] = Layer(slice(self.size, end), tuple(shape))
+            self.size = end
+        self._sizes = [layer.slice.stop - layer.slice.start for layer in self._layers.values()]
+        self._number: dict[torch.device, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Layer:
+        return self._layers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def split(self, v: Tensor) -> Vectors:
+        """Return each parameter's part of vectors (…, D), as a view of shape (…, *shape)."""
+        parts = zip(self._layers.items(), v.split(self._sizes, dim=-1), strict=True)
+        return {name: part.view(*v.shape[:-1], *layer.shape) for (name, layer), part in parts}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the vectors (…, D) of which `split` returns these parts."""
+        flat = []
+        for name, layer in self._layers.items():
+            part = parts[name]
+            flat.append(part.reshape(*part.shape[: part.ndim - len(layer.shape)], -1))
+        return torch.cat(flat, dim=-1)
+
+    def expand(self, numbers: Tensor) -> Tensor:
+        """Repeat numbers (…, L), one per parameter tensor, for every entry of their tensor: (…, D)."""
+        device = numbers.device
+        if device not in self._number:
+            self._number[device] = torch.arange(len(self)).repeat_interleave(torch.tensor(self._sizes)).to(device)
+        return numbers[..., self._number[device]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +143,18 @@ class Context:
     """Number of distinct clients in the cohort."""
     W: float
     """Σ_S w_i."""
+    layers: Layers = field(default_factory=lambda: Layers({}), repr=False)
+    """The parameter tensors of the model."""
+    key: Tensor = field(default=torch.zeros((), dtype=torch.int64), repr=False)
+    """The random stream of the server in this round, for the functions of `fedmos.rng`; int64, 0-dimensional."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientContext(Context):
     """The values that a client knows during its local training. K, p and last are columns, (1,) or (M, 1).
+
+    `key` is the client's random stream in this round, 0-dimensional or (M,): `fedmos.rng.normal(c.key, c.x.shape[-1])`
+    are numbers of its own for each client.
 
     On a GPU, local training is recorded once and replayed, so t and W are tensors there: compute with them, but do not
     branch on them (an algorithm that does is executed step by step instead). Where several runs train together, x and
@@ -84,9 +171,9 @@ class ClientContext(Context):
     """
 
     x: Tensor
-    """The server's model, (D,)."""
+    """The server's model, (D,). An algorithm whose `down` does not name "x" cannot read it."""
     msg: Vectors
-    """The vectors that the server sent with x, by name."""
+    """The tensors that the server sent with x, by name."""
     own: Vectors
     """The client's state after its previous round."""
     K: Tensor
@@ -107,6 +194,8 @@ class Gradient(Protocol):
         ...     def __call__(self, y): return y
         ...     def full(self, y): return y
         ...     def batch(self, y, b): return y
+        ...     def raw(self, y): return y
+        ...     def perturbed(self, y, e): return y + e
         >>> fm.FedLomo(lr=0.1).begin(torch.ones(2), c=None, grad=NormGradient())["d"]
         tensor([1., 1.])
     """
@@ -120,6 +209,12 @@ class Gradient(Protocol):
     def batch(self, y: Tensor, b: int) -> Tensor:
         """Return the gradient at y on one batch of b samples, drawn independently of the batches of the steps."""
 
+    def raw(self, y: Tensor) -> Tensor:
+        """Return the gradient at y on the batch of the current step, without clipping and weight decay."""
+
+    def perturbed(self, y: Tensor, e: Tensor) -> Tensor:
+        """Return clip(g(y + e)) + weight_decay · y on the batch of the current step, for sharpness-aware methods."""
+
 
 class Algorithm:
     """Base class of algorithms. Every method and declaration defaults to FedAvg's.
@@ -132,31 +227,34 @@ class Algorithm:
         >>> @dataclass(frozen=True, kw_only=True)
         ... class SignSGD(fm.Algorithm):
         ...     lr: float
-        ...     def step(self, y, s, c, grad, k):
-        ...         return y - c.lr * grad(y).sign(), s
+        ...     def direction(self, y, s, c, grad, k):
+        ...         return grad(y).sign(), s
         >>> result = fm.run(model, data, SignSGD(lr=0.01), fm.Full(), rounds=2, local_steps=2, batch_size=8)
     """
 
     lr: float
 
     @property
-    def server_state(self) -> Sequence[StateName]:
-        """Vectors that the server keeps besides x. They start at zero unless `init` returns them."""
+    def server_state(self) -> Sequence[Field]:
+        """Tensors that the server keeps besides x. They start at zero unless `init` returns them."""
         return ()
 
     @property
-    def client_state(self) -> Sequence[str]:
-        """Vectors that each client keeps between its rounds. They start at zero unless `init` returns them."""
+    def client_state(self) -> Sequence[Field]:
+        """Tensors that each client keeps between its rounds. They start at zero unless `init` returns them."""
         return ()
 
     @property
-    def down(self) -> Sequence[str]:
-        """Vectors sent to each client. "x" is the model; the others are looked up in the result of `broadcast`."""
+    def down(self) -> Sequence[Field]:
+        """Tensors sent to each client. "x" is the model; the others are looked up in the result of `broadcast`.
+
+        The name of a server state has the shape that is declared there.
+        """
         return ("x",)
 
     @property
-    def up(self) -> Sequence[str]:
-        """Vectors that each client uploads after its local steps."""
+    def up(self) -> Sequence[Field]:
+        """Tensors that each client uploads after its local steps."""
         return ("delta",)
 
     @property
@@ -165,8 +263,8 @@ class Algorithm:
         return {"A": ("delta", "w")}
 
     @property
-    def prepare_up(self) -> Sequence[str]:
-        """Vectors that each client uploads in the extra phase (which sends x down, so it is not sent again later)."""
+    def prepare_up(self) -> Sequence[Field]:
+        """Tensors that each client uploads in the extra phase (which sends x down, so it is not sent again later)."""
         return ()
 
     @property
@@ -191,19 +289,33 @@ class Algorithm:
         return {}
 
     def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
-        """Return the vectors that are sent with x: by default the server state named in `down`."""
-        return {name: state[name] for name in self.down if name != "x"}
+        """Return the tensors that are sent with x: by default the server state named in `down`."""
+        names = [name if isinstance(name, str) else name[0] for name in self.down]
+        return {name: state[name] for name in names if name != "x"}
+
+    def start(self, c: ClientContext) -> Tensor:
+        """Return the model y at which a client begins its local steps: by default x."""
+        return c.x
 
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
-        """Return the vectors s that a client keeps only during its local steps."""
+        """Return the tensors s that a client keeps only during its local steps."""
         return {}
 
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        """Return the direction d of local step k, y ← y − η d, and the new s: by default the gradient at y.
+
+        A local optimiser (the option `local`) makes its step of this direction. The arguments are those of `step`.
+        """
+        return grad(y), s
+
     def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        """Perform local step k.
+        """Perform local step k: by default y ← y − η · direction.
+
+        Override `direction` instead where the method is a direction, so that it can be used with local optimisers.
 
         Args:
             y: The client's model.
-            s: The vectors returned by `begin` or by the previous step.
+            s: The tensors returned by `begin` or by the previous step.
             c: The client's context.
             grad: The client's gradients.
             k: The step, from 0.
@@ -211,7 +323,8 @@ class Algorithm:
         Returns:
             The new y and s.
         """
-        return y - c.lr * grad(y), s
+        d, s = self.direction(y, s, c, grad, k)
+        return y - c.lr * d, s
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         """Return the upload of a client and its new state; state that is not returned stays unchanged."""
@@ -230,6 +343,20 @@ class Algorithm:
             The next model and the new server state; state that is not returned stays unchanged.
         """
         return x + agg["A"], {}
+
+    def evaluated(self, x: Tensor, state: Vectors, ctx: Context) -> Tensor:
+        """Return the model that is evaluated, returned and deployed: by default x.
+
+        Args:
+            x: The model, (D,), after the server step.
+            state: The server state after the server step.
+            ctx: The round's context.
+        """
+        return x
+
+    def personal(self, c: ClientContext) -> Tensor | None:
+        """Return the client's own model, (D,), if the method has one, from `c.x` and `c.own`; by default None."""
+        return None
 
     def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
         """Return the estimate of ∇f(x) that the server state implies, as a mean of gradients, or None if it has none.

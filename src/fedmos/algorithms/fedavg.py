@@ -59,8 +59,8 @@ class FedProx(Algorithm):
     def __post_init__(self) -> None:
         check(self, lr=positive, mu=non_negative, server_lr=positive)
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * (grad(y) + self.mu * (y - c.x)), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return grad(y) + self.mu * (y - c.x), s
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {}

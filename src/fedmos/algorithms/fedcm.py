@@ -44,8 +44,8 @@ class FedCM(Algorithm):
     def __post_init__(self) -> None:
         check(self, lr=positive, alpha=share, server_lr=positive)
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * (self.alpha * grad(y) + (1 - self.alpha) * c.msg["D"]), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return self.alpha * grad(y) + (1 - self.alpha) * c.msg["D"], s
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {"D": -agg["step"] / ctx.lr}
@@ -96,8 +96,8 @@ class FedADC(Algorithm):
     def __post_init__(self) -> None:
         check(self, lr=positive, beta=below_one, beta_local=below_one, server_lr=positive)
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * (grad(y) + self.beta_local * c.msg["m"] / c.K), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return grad(y) + self.beta_local * c.msg["m"] / c.K, s
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         m = -agg["A"] / ctx.lr + (self.beta - self.beta_local) * state["m"]

@@ -42,8 +42,8 @@ class FedDyn(Algorithm):
     def __post_init__(self) -> None:
         check(self, lr=positive, alpha=positive)
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * (grad(y) - c.own["lambda_i"] + self.alpha * (y - c.x)), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return grad(y) - c.own["lambda_i"] + self.alpha * (y - c.x), s
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         delta = y - c.x
@@ -90,8 +90,8 @@ class AdaBest(Algorithm):
     def init(self, x: Tensor) -> Vectors:
         return {"x_bar": x}
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * (grad(y) - c.own["h_i"]), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return grad(y) - c.own["h_i"], s
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         delta = y - c.x

@@ -41,7 +41,7 @@ class GHBM(Algorithm):
     beta: float = 0.9
     tau: int = 10
     server_lr: float = 1.0
-    start: Literal["zero", "x0"] = "zero"
+    start: Literal["zero", "x0"] = "zero"  # type: ignore[assignment]
 
     down = ("x", "m")
 

@@ -50,9 +50,8 @@ class Mime(Algorithm):
     def prepare(self, c: ClientContext, grad: Gradient) -> Vectors:
         return {"gradient": grad.full(c.x)}
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        g = grad(y) - grad(c.x) + c.msg["c"]
-        return y - c.lr * _blend(self.beta, g, c.msg), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return _blend(self.beta, grad(y) - grad(c.x) + c.msg["c"], c.msg), s
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {"m": _blend(self.beta, state["c"], state)} if self.beta else {}
@@ -101,8 +100,8 @@ class MimeLite(Algorithm):
     def reduce(self) -> Reduce:
         return {"A": ("delta", "w")} | ({"c": ("gradient", "avg")} if self.beta else {})
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * _blend(self.beta, grad(y), c.msg), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return _blend(self.beta, grad(y), c.msg), s
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         return {"delta": y - c.x} | ({"gradient": grad.full(c.x)} if self.beta else {}), {}

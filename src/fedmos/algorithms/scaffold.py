@@ -47,8 +47,8 @@ class Scaffold(Algorithm):
     def __post_init__(self) -> None:
         check(self, lr=positive, server_lr=positive, option=one_of(1, 2))
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        return y - c.lr * (grad(y) - c.own["c_i"] + c.msg["c"]), s
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        return grad(y) - c.own["c_i"] + c.msg["c"], s
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         delta = y - c.x

@@ -98,6 +98,6 @@ class FedLomo(Algorithm):
         d = grad.full(y) if self.first_batch == "full" else grad.batch(y, self.first_batch)
         return {"d": d, "y_prev": y}
 
-    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+    def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
         d = s["d"] if k == 0 else grad(y) + s["d"] - grad(s["y_prev"])
-        return y - c.lr * d, {"d": d, "y_prev": y}
+        return d, {"d": d, "y_prev": y}

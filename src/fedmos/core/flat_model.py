@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..algorithm import Layers
 from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
@@ -81,6 +82,7 @@ class FlatModel:
         if device.type == "cuda":
             replace_pooling(self.module)
         self._places = [_places(self.module, name) for name, _ in trainable]
+        self.layers = Layers({name: p.shape for name, p in trainable})
         self._shapes = [p.shape for _, p in trainable]
         self._sizes = [p.numel() for _, p in trainable]
         self.size = sum(self._sizes)

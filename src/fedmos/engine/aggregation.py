@@ -8,14 +8,15 @@ share of the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Reduce, Vectors
+from ..algorithm import Reduce, Vectors
+from .declaration import Declaration, Shapes
 from .execution_plan import ExecutionPlan
 from .job import JobResult, Phase
 from .task import Task
@@ -63,23 +64,25 @@ def block_width(S: int, plan: ExecutionPlan, device: torch.device, ranks: int) -
     return min(plan.chunk, -(S // -ranks))
 
 
-def phase_rules(algorithm: Algorithm, phase: Phase) -> Reduce:
-    """Return the declared sums of a phase."""
-    return algorithm.reduce if phase == "train" else algorithm.prepare_reduce
+def upload_factors(task: Task, rules: Reduce, ids: Tensor, weights: Tensor) -> Vectors:
+    """Return for each sum the factor of each client's upload, (M,), float64. The rule "each" sums nothing."""
+    return {name: _factors(task, rule, ids, weights) for name, (_, rule) in rules.items() if rule != "each"}
 
 
-def upload_factors(task: Task, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
-    """Return the factor of each client's upload in a sum, (M,), float64."""
+def _factors(task: Task, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
     if rule == "p":
         return task.data.importance[ids]
     return weights / task.steps(task.data.sizes[ids]) if rule == "avg/K" else weights
 
 
 class PartialUpdate:
-    """The part of a cohort's update that this process computes: sums by block, reports, and new client state."""
+    """The part of a cohort's update that this process computes: sums by block, rows, reports, and new client state."""
 
-    def __init__(self, division: Division, rules: Reduce, x: Tensor, rank: int = 0) -> None:
-        self.division, self.rules, self.x = division, rules, x
+    def __init__(self, division: Division, declaration: Declaration, phase: Phase, x: Tensor, rank: int = 0) -> None:
+        self.division, self.x = division, x
+        self.rules, self.shapes = declaration.rules(phase), declaration.sums(phase)
+        self.rows: dict[str, dict[int, Tensor]] = {name: {} for name, (_, rule) in self.rules.items() if rule == "each"}
+        """For each sum of the rule "each", the clients' rows by position in the cohort."""
         self.seconds = 0.0
         """The time that training took here."""
         self.states: list[tuple[Tensor, Vectors]] = []
@@ -98,8 +101,11 @@ class PartialUpdate:
         self._reports.append(result.report)
         self.states.append((select(positions, accepted), {name: v[rows].clone() for name, v in result.own.items()}))
         block = self.division.block_of(positions) if result.sums and whole else None
-        for name, (upload, _) in self.rules.items():
-            if block is not None:
+        for name, (upload, rule) in self.rules.items():
+            if rule == "each":
+                kept = select(positions, accepted).tolist()
+                self.rows[name] |= dict(zip(kept, result.uploads[upload][rows].clone(), strict=True))
+            elif block is not None:
                 self._sums[block][name] = result.sums[name]
             else:
                 blocks = select(positions, accepted) // self.division.width
@@ -112,7 +118,21 @@ class PartialUpdate:
 
     def sums(self) -> dict[int, Sums]:
         """Return the sums by block."""
-        return {block: in_order(found, self.rules, self.x) for block, found in self._sums.items()}
+        return {block: in_order(found, self.summed, self.x) for block, found in self._sums.items()}
+
+    def all_rows(self) -> Vectors:
+        """Return the rows of the rule "each", (S, …); zeros for clients that were left out."""
+        return {
+            name: torch.stack(
+                [found[n] if n in found else self.x.new_zeros(self.shapes[name]) for n in range(self.division.S)]
+            )
+            for name, found in self.rows.items()
+        }
+
+    @property
+    def summed(self) -> Shapes:
+        """The shapes of the sums, without those of the rule "each"."""
+        return {name: shape for name, shape in self.shapes.items() if name not in self.rows}
 
     def report(self) -> Tensor:
         """Return the reports of the clients computed here, (2, M)."""
@@ -135,8 +155,9 @@ def total(sums: Mapping[int, Sums], rules: Reduce, weights: Tensor, W: float | N
     vectors = sums[0]
     for block in range(1, len(sums)):
         vectors = [v + w for v, w in zip(vectors, sums[block], strict=True)]
-    scales = [_scale(rule, weights, W) for _, rule in rules.values()]
-    return {name: v if s == 1 else s * v for name, v, s in zip(rules, vectors, scales, strict=True)}
+    summed = {name: rule for name, (_, rule) in rules.items() if rule != "each"}
+    scales = [_scale(rule, weights, W) for rule in summed.values()]
+    return {name: v if s == 1 else s * v for name, v, s in zip(summed, vectors, scales, strict=True)}
 
 
 def _scale(rule: str, weights: Tensor, W: float | None) -> float:
@@ -155,9 +176,9 @@ def _add_rows(sums: Mapping[int, Vectors], name: str, blocks: Tensor, factors: T
         found[name] = found[name] + factor * row if name in found else factor * row
 
 
-def in_order(sums: Vectors, names: Iterable[str], x: Tensor) -> Sums:
-    """Return the sums in the order of `names`; zeros for a sum without uploads."""
-    return [sums[name] if name in sums else torch.zeros_like(x) for name in names]
+def in_order(sums: Vectors, shapes: Shapes, x: Tensor) -> Sums:
+    """Return the sums in the order of `shapes`; zeros for a sum without uploads."""
+    return [sums[name] if name in sums else x.new_zeros(shape) for name, shape in shapes.items()]
 
 
 # A mask of None selects every client. Most rounds leave no client out, and each tensor operation costs microseconds.

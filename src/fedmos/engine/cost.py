@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from ..algorithm import Algorithm
+from .declaration import Declaration, Shapes
 
 
 @dataclass(frozen=True)
 class Wire:
-    """The size of a vector and of a number in bytes."""
+    """The sizes of messages in bytes."""
 
-    size: int
+    declaration: Declaration
     dtype: torch.dtype
 
     @property
     def number(self) -> int:
+        """Bytes of one number."""
         return self.dtype.itemsize
 
     @property
     def vector(self) -> int:
-        return self.size * self.dtype.itemsize
+        """Bytes of the model or of a gradient."""
+        return self.declaration.layers.size * self.number
 
+    @property
+    def down(self) -> int:
+        """Bytes that a client of the cohort receives. With an extra phase, x is sent there and not again."""
+        return self._bytes(self.declaration.down)
 
-def client_down(algorithm: Algorithm, wire: Wire) -> int:
-    """Return the bytes that a client receives in a round. With an extra phase, x is sent there and not again."""
-    rows = dict(name if isinstance(name, tuple) else (name, 1) for name in algorithm.server_state)
-    return sum(rows.get(name, 1) for name in algorithm.down) * wire.vector
+    @property
+    def sends_x(self) -> bool:
+        """Whether clients of the cohort receive x."""
+        return "x" in self.declaration.down
 
+    def up(self, t: int, reports: int) -> int:
+        """Return the bytes that a client sends in round t: its uploads, those of the extra phase, and its reports."""
+        declaration = self.declaration
+        prepared = self._bytes(declaration.up("prepare")) if declaration.algorithm.prepares(t) else 0
+        return self._bytes(declaration.up("train")) + prepared + reports * self.number
 
-def client_up(algorithm: Algorithm, t: int, reports: int, wire: Wire) -> int:
-    """Return the bytes that a client sends in round t: its uploads, those of the extra phase, and its reports."""
-    vectors = len(algorithm.up) + (len(algorithm.prepare_up) if algorithm.prepares(t) else 0)
-    return vectors * wire.vector + reports * wire.number
+    def _bytes(self, shapes: Shapes) -> int:
+        return sum(math.prod(shape) for shape in shapes.values()) * self.number

@@ -1,33 +1,240 @@
-"""Validation of an algorithm's declarations."""
+"""The declarations of an algorithm: names and shapes, their validation, and checks of what its methods return."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from ..algorithm import RULES, Algorithm
+import torch
+from torch import Tensor
+
+from ..algorithm import RULES, Algorithm, Field, Layers, Reduce, Vectors
+from ..core.formatting import format_value
+from ..core.validation import suggest
+from .job import Phase
+
+Shapes = dict[str, tuple[int, ...]]
+"""The shapes of named tensors. One number has the shape ()."""
+
+_FIELDS = ("server_state", "client_state", "down", "up", "prepare_up")
+
+
+def names_of(declared: Iterable[Field]) -> list[str]:
+    """Return the declared names without their shapes."""
+    return [name if isinstance(name, str) else name[0] for name in declared]
+
+
+class Declaration:
+    """The declared names of an algorithm with their shapes for a model."""
+
+    def __init__(self, algorithm: Algorithm, layers: Layers) -> None:
+        self.algorithm, self.layers = algorithm, layers
+
+    @cached_property
+    def server_state(self) -> Shapes:
+        pairs = [_pair(field) for field in self.algorithm.server_state]
+        return {name: self._shape((shape, "D") if _is_int(shape) else shape) for name, shape in pairs}
+
+    @cached_property
+    def client_state(self) -> Shapes:
+        return self._shapes(self.algorithm.client_state)
+
+    @cached_property
+    def down(self) -> Shapes:
+        plain = {f for f in self.algorithm.down if isinstance(f, str)}
+        return self._shapes(self.algorithm.down) | {n: v for n, v in self.server_state.items() if n in plain}
+
+    @cached_property
+    def message(self) -> Shapes:
+        """What `broadcast` returns: `down` without x."""
+        return {name: shape for name, shape in self.down.items() if name != "x"}
+
+    def up(self, phase: Phase) -> Shapes:
+        """Return the uploads of a phase."""
+        return self._up if phase == "train" else self._prepare_up
+
+    @cached_property
+    def _up(self) -> Shapes:
+        return self._shapes(self.algorithm.up)
+
+    @cached_property
+    def _prepare_up(self) -> Shapes:
+        return self._shapes(self.algorithm.prepare_up)
+
+    def sums(self, phase: Phase) -> Shapes:
+        """Return the sums of a phase; for the rule "each", the shape of a row."""
+        return {name: self.up(phase)[upload] for name, (upload, _) in self.rules(phase).items()}
+
+    def rules(self, phase: Phase) -> Reduce:
+        """Return the declared sums of a phase with their rules."""
+        return self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
+
+    def initial(self, declared: Shapes, x: Tensor) -> Vectors:
+        """Return the initial value of declared state: zeros unless `init` gives another."""
+        given = self.algorithm.init(x)
+        owner, known = type(self.algorithm).__name__, [*self.server_state, *self.client_state]
+        for name in given:
+            if name not in known:
+                states = ", ".join(known) or "none is declared"
+                raise ValueError(
+                    f"{owner}: 'init' must return declared state ({states}), got {name}{suggest(name, known)}"
+                )
+        given = {name: v for name, v in given.items() if name in declared}
+        check_shapes(self.algorithm, "init", given, declared)
+        return {
+            name: given[name].reshape(shape) if name in given else torch.zeros(shape, dtype=x.dtype, device=x.device)
+            for name, shape in declared.items()
+        }
+
+    def _shapes(self, declared: Sequence[Field]) -> Shapes:
+        return {name: self._shape(shape) for name, shape in map(_pair, declared)}
+
+    def _shape(self, shape: Any) -> tuple[int, ...]:
+        if shape == "layers":
+            return (len(self.layers),)
+        if _is_int(shape):
+            return (shape,)
+        return tuple(self.layers.size if n == "D" else n for n in shape)
+
+
+def _is_int(v: Any) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool)
+
+
+def _pair(declared: Field) -> tuple[str, Any]:
+    return (declared, ("D",)) if isinstance(declared, str) else declared
 
 
 def check_declaration(algorithm: Algorithm) -> None:
     """Check that the declarations of an algorithm are consistent."""
     owner = type(algorithm).__name__
-    for reduce, up in ((algorithm.reduce, algorithm.up), (algorithm.prepare_reduce, algorithm.prepare_up)):
+    for field in _FIELDS:
+        _check_fields(owner, field, getattr(algorithm, field))
+    for field, reduce, up in (
+        ("reduce", algorithm.reduce, names_of(algorithm.up)),
+        ("prepare_reduce", algorithm.prepare_reduce, names_of(algorithm.prepare_up)),
+    ):
         for name, (upload, rule) in reduce.items():
             if upload not in up:
                 raise ValueError(f"{owner}: the sum '{name}' must be of one of {', '.join(up)}, got {upload!r}")
             if rule not in RULES:
                 raise ValueError(f"{owner}: the rule of sum '{name}' must be one of {', '.join(RULES)}, got {rule!r}")
-    for name in ("server_state", "client_state", "down", "up", "prepare_up"):
-        if isinstance(getattr(algorithm, name), str):
-            raise ValueError(f"{owner}: '{name}' must be a tuple of names, got {getattr(algorithm, name)!r}")
-    known = {name for name, _ in shapes(algorithm.server_state, 0)}
-    if type(algorithm).broadcast is Algorithm.broadcast and not known >= set(algorithm.down) - {"x"}:
-        missing = ", ".join(sorted(set(algorithm.down) - {"x"} - known))
+            if rule == "each" and field == "prepare_reduce":
+                raise ValueError(f"{owner}: the rule of sum '{name}' must be a sum, since it becomes server state")
+    known = names_of(algorithm.server_state)
+    if type(algorithm).broadcast is Algorithm.broadcast and not set(known) >= set(names_of(algorithm.down)) - {"x"}:
+        missing = ", ".join(sorted(set(names_of(algorithm.down)) - {"x"} - set(known)))
         raise ValueError(f"{owner}: 'down' must name server state unless 'broadcast' makes it, got {missing}")
     for name in algorithm.prepare_reduce:
         if name not in known:
             raise ValueError(f"{owner}: 'prepare_reduce' must name server state, got {name!r}")
 
 
-def shapes(names: Any, size: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the name and shape of each declared server state: (size,), or (rows, size) for (name, rows)."""
-    return [(n, (size,)) if isinstance(n, str) else (n[0], (n[1], size)) for n in names]
+def _check_fields(owner: str, field: str, declared: Any) -> None:
+    if isinstance(declared, str):
+        raise ValueError(f"{owner}: '{field}' must be a tuple of names, got {declared!r}")
+    for entry in declared:
+        pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
+        if not isinstance(entry, str) and not (pair and _is_shape(entry[1])):
+            raise ValueError(
+                f"{owner}: '{field}' must hold names and (name, shape), where a shape is (), 'layers', a whole number "
+                f"or a tuple of whole numbers and 'D', got {format_value(entry)}"
+            )
+    names = names_of(declared)
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{owner}: '{field}' must hold each name once, got {name!r} twice")
+
+
+def _is_shape(shape: Any) -> bool:
+    if isinstance(shape, tuple):
+        return all(n == "D" or (_is_int(n) and n > 0) for n in shape)
+    return shape == "layers" or (_is_int(shape) and shape > 0)
+
+
+# Checks of what methods return.
+
+
+def check_pair(algorithm: Algorithm, method: str, got: Any) -> None:
+    """Check that a method returned two values, of which the second is a dictionary."""
+    if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
+        first = {"finish": "uploads, a dictionary,", "server": "the model"}.get(method, "a tensor")
+        raise ValueError(
+            f"{type(algorithm).__name__}: '{method}' must return {first} and a dictionary of tensors, got {_kind(got)}"
+        )
+
+
+def check_model(algorithm: Algorithm, method: str, got: Any, shape: torch.Size) -> None:
+    """Check that a method returned a model of this shape."""
+    if not isinstance(got, Tensor) or got.shape != shape:
+        raise ValueError(
+            f"{type(algorithm).__name__}: '{method}' must return a model of shape {tuple(shape)}, got {_kind(got)}"
+        )
+
+
+def check_shapes(
+    algorithm: Algorithm, method: str, got: Any, declared: Mapping[str, tuple[int, ...]], some: bool = True
+) -> None:
+    """Check that a method of the server returned tensors of the declared names and shapes.
+
+    With `some`, names may be missing. A number can have the shape () or (1,).
+    """
+    check_names(algorithm, method, got, declared, some)
+    for name, v in got.items():
+        shape = declared[name]
+        if not isinstance(v, Tensor) or (v.shape != shape and not (shape == () and v.shape == (1,))):
+            raise wrong_shape(algorithm, method, name, shape, v)
+
+
+def check_names(algorithm: Algorithm, method: str, got: Any, names: Iterable[str], some: bool = False) -> None:
+    """Check that a method returned a dictionary with exactly the declared names or, with `some`, a subset of them."""
+    names = list(names)
+    if not isinstance(got, dict):
+        raise ValueError(
+            f"{type(algorithm).__name__}: '{method}' must return a dictionary of tensors by name, got {_kind(got)}"
+        )
+    if not (all(name in names for name in got) and (some or all(name in got for name in names))):
+        raise ValueError(
+            f"{type(algorithm).__name__}: '{method}' must return {'some of ' if some else ''}"
+            f"{', '.join(names) or 'nothing'}, got {', '.join(map(str, got)) or 'nothing'}"
+        )
+
+
+def wrong_shape(algorithm: Algorithm, method: str, name: str, shape: tuple[int, ...], got: Any) -> ValueError:
+    """Return the error for a tensor whose shape is not the declared one."""
+    return ValueError(
+        f"{type(algorithm).__name__}: '{method}' must return '{name}' of shape {tuple(shape)}, got {_kind(got)}"
+    )
+
+
+def _kind(v: Any) -> str:
+    if isinstance(v, Tensor):
+        return f"a tensor of shape {tuple(v.shape)}"
+    if isinstance(v, tuple):
+        return f"{len(v)} values ({', '.join(_kind(item) for item in v)})" if v else "no value"
+    return f"a {type(v).__name__}" if isinstance(v, dict) else format_value(v)
+
+
+def client_rows(
+    declaration: Declaration, method: str, got: Vectors, declared: Shapes, unrows: Callable[[Tensor], Tensor], M: int
+) -> Vectors:
+    """Return what clients send or keep with a row per client, (M, *shape), checked against the declaration.
+
+    A vector of the model's size without the cohort's axis counts for every client, as x does. Other tensors need the
+    axis: without it they are most likely norms or sums over the whole cohort.
+    """
+    algorithm, D = declaration.algorithm, declaration.layers.size
+    found = {}
+    for name, v in got.items():
+        shape = declared[name]
+        column = shape or (1,)
+        rows = unrows(v) if isinstance(v, Tensor) else None
+        if rows is not None and shape and shape[-1] == D and rows.shape in (shape, (1, *shape)):
+            rows = rows.expand(M, *shape)
+        elif rows is None or rows.shape != (M, *column):
+            whole = (M, *column) if M > 1 or (isinstance(v, Tensor) and v.ndim > len(column)) else column
+            hint = "; use dim=-1, keepdim=True" if shape == () and M > 1 else ""
+            raise ValueError(f"{wrong_shape(algorithm, method, name, whole, v)}{hint}")
+        found[name] = rows.reshape(M, *shape)
+    return found

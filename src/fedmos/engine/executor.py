@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from ..algorithm import Algorithm, ClientContext, Vectors
 from .backend import StepObserver
 from .batched import Batched
 from .batches import Chunk
+from .context import CohortContext
+from .declaration import Declaration, check_names, client_rows
 from .execution_plan import ExecutionPlan
 from .gradients import Call, LocalGradient, samples_taken
 from .graphs import Graphs
@@ -22,6 +24,9 @@ from .job import Job, JobNumbers, JobResult, Phase, expand_runs, pack, pad_job, 
 from .local_update import local_update
 from .loop import Loop
 from .task import Task
+
+_METHODS: dict[Phase, str] = {"prepare": "prepare", "train": "finish"}
+"""By phase, the method that returns the uploads."""
 
 
 class Outputs(NamedTuple):
@@ -38,6 +43,7 @@ class JobExecutor:
 
     def __init__(self, task: Task, algorithm: Algorithm, plan: ExecutionPlan) -> None:
         self.task, self.algorithm, self.plan = task, algorithm, plan
+        self.declaration = Declaration(algorithm, task.model.layers)
         self._kind: type[LocalGradient] = Loop if plan.engine == "loop" else Batched
         self._graphs = Graphs(task.model.device) if plan.cuda_graph else None
         self._calls: dict[Any, list[Call]] = {}
@@ -133,16 +139,29 @@ class JobExecutor:
         grad = self._gradient(job, numbers, width, steps, captured)
         c = self._context(job, numbers, x, grad, captured)
         algorithm = with_fields(self.algorithm, numbers.fields)
-        own: Vectors
-        if job.phase == "prepare":
-            uploads, own = algorithm.prepare(c, grad), {}
-            check_names(self.algorithm, "prepare", uploads, self.algorithm.prepare_up)
-        else:
-            uploads, own = local_update(algorithm, c, grad, observer)
-            check_names(self.algorithm, "finish", uploads, self.algorithm.up)
-            check_names(self.algorithm, "finish", own, self.algorithm.client_state, some=True)
-        uploads, own = ({n: grad.unrows(v, len(job.ids)) for n, v in vs.items()} for vs in (uploads, own))
-        return Outputs(uploads, own, self._sums(job, numbers, uploads, x), _report(job, uploads, own, grad)), grad.calls
+        uploads, own = self._phase(job.phase, algorithm, c, grad, observer)
+        M, declared = len(job.ids), self.declaration
+        uploads = client_rows(declared, _METHODS[job.phase], uploads, declared.up(job.phase), grad.unrows, M)
+        own = client_rows(declared, "finish", own, declared.client_state, grad.unrows, M)
+        return Outputs(uploads, own, self._sums(job, numbers, uploads), _report(job, uploads, own, grad)), grad.calls
+
+    def _phase(
+        self,
+        phase: Phase,
+        algorithm: Algorithm,
+        c: ClientContext,
+        grad: LocalGradient,
+        observer: StepObserver | None,
+    ) -> tuple[Vectors, Vectors]:
+        """Return the uploads and the new state of the clients, with the declared names."""
+        if phase == "prepare":
+            uploads = algorithm.prepare(c, grad)
+            check_names(self.algorithm, "prepare", uploads, self.declaration.up(phase))
+            return uploads, {}
+        uploads, own = local_update(algorithm, c, grad, observer)
+        check_names(self.algorithm, "finish", uploads, self.declaration.up(phase))
+        check_names(self.algorithm, "finish", own, self.declaration.client_state, some=True)
+        return uploads, own
 
     def _gradient(self, job: Job, numbers: JobNumbers, width: int, steps: int, captured: bool) -> LocalGradient:
         offsets, sizes, _ = self.task.tables
@@ -156,45 +175,45 @@ class JobExecutor:
         ctx, (_, _, importance) = job.ctx, self.task.tables
         t: Any = numbers.t if captured else ctx.t
         W: Any = numbers.W if captured or len(job.W) > 1 else ctx.W
-        return _RecordingContext(
+        return CohortContext(
+            owner=type(self.algorithm).__name__,
+            receives_x="x" in self.declaration.down,
             reads=self.context_reads.setdefault(job.phase, set()),
+            gradient=grad,
             t=t,
             lr=numbers.lr,
             N=ctx.N,
             S=ctx.S,
             W=W,
+            layers=self.task.model.layers,
             x=x,
-            msg={name: expand_runs(job, v) for name, v in job.msg.items()},
-            own={name: grad.rows(v) for name, v in job.own.items()},
+            msg={name: self._received(name, v, job, grad) for name, v in job.msg.items()},
+            own={name: grad.rows(_columns(v)) for name, v in job.own.items()},
             K=grad.rows(grad.batches.K[:, None].to(x)),
             p=grad.rows(importance[numbers.ids, None].to(x)),
             last=grad.rows(numbers.last),
         )
 
-    def _sums(self, job: Job, numbers: JobNumbers, uploads: Vectors, x: Tensor) -> Vectors:
+    def _received(self, name: str, v: Tensor, job: Job, grad: LocalGradient) -> Tensor:
+        """Return a tensor of the message as clients see it: numbers as columns, vectors as x."""
+        shape = self.declaration.message[name]
+        if shape and shape[-1] == job.x.shape[-1]:
+            return expand_runs(job, v)
+        v = expand_runs(job, v) if job.runs > 1 else v.expand(len(job.ids), *v.shape)
+        return grad.rows(_columns(v))
+
+    def _sums(self, job: Job, numbers: JobNumbers, uploads: Vectors) -> Vectors:
         """Sum the uploads of a whole chunk on a GPU. On a CPU, the aggregation adds row by row."""
-        if x.device.type == "cpu":
+        if job.x.device.type == "cpu":
             return {}
-        rules = self.algorithm.reduce if job.phase == "train" else self.algorithm.prepare_reduce
-        parts = {name: uploads[upload].reshape(job.runs, -1, x.shape[-1]) for name, (upload, _) in rules.items()}
-        return {name: _weighted_sum(v, parts[name]) for name, v in numbers.factors.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RecordingContext(ClientContext):
-    """Records whether the algorithm reads S, a Python number that a captured graph cannot change."""
-
-    reads: set[str]
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "S":
-            self.reads.add(name)
-        return super().__getattribute__(name)
+        rules = self.declaration.rules(job.phase)
+        return {name: _weighted_sum(v, uploads[rules[name][0]], job.runs) for name, v in numbers.factors.items()}
 
 
 def _report(job: Job, uploads: Vectors, own: Vectors, grad: LocalGradient) -> Tensor:
     """(runs, 2, M), float64: the largest absolute value that each client sends or keeps, and its training loss."""
-    largest = max_abs([*uploads.values(), *own.values()] or [job.x.new_zeros(len(job.ids), 1)])
+    sent = [v.flatten(1) if v.ndim > 1 else v[:, None] for v in (*uploads.values(), *own.values())]
+    largest = max_abs(sent or [job.x.new_zeros(len(job.ids), 1)])
     each = [v.to(torch.float64).view(job.runs, -1) for v in (largest, grad.reported())]
     return torch.stack(each, dim=1)
 
@@ -215,18 +234,15 @@ def _first_rows(vectors: Vectors, M: int) -> Vectors:
     return {name: v[:M] if v.shape[0] > M else v for name, v in vectors.items()}
 
 
-def _weighted_sum(factors: Tensor, uploads: Tensor) -> Tensor:
-    """(runs, D): Σ factor · upload over each run's clients."""
-    return (factors.view(len(uploads), 1, -1) @ uploads)[:, 0]
+def _weighted_sum(factors: Tensor, uploads: Tensor, runs: int) -> Tensor:
+    """(runs, …): Σ factor · upload over each run's clients."""
+    rows = uploads.reshape(runs, len(uploads) // runs, -1)
+    return (factors.view(runs, 1, -1) @ rows)[:, 0].view(runs, *uploads.shape[1:])
 
 
-def check_names(algorithm: Algorithm, method: str, got: Vectors, names: Any, some: bool = False) -> None:
-    """Check that a method returned exactly the declared names or, with `some`, a subset of them."""
-    if not (all(name in names for name in got) and (some or all(name in got for name in names))):
-        raise ValueError(
-            f"{type(algorithm).__name__}: '{method}' must return {'some of ' if some else ''}"
-            f"{', '.join(names) or 'nothing'}, got {', '.join(got) or 'nothing'}"
-        )
+def _columns(v: Tensor) -> Tensor:
+    """Return a tensor with a row per client, in which single numbers are columns."""
+    return v.unsqueeze(-1) if v.ndim == 1 else v
 
 
 def _round_up(n: int) -> int:

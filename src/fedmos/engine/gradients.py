@@ -50,9 +50,23 @@ class LocalGradient:
     def batch(self, y: Tensor, b: int) -> Tensor:
         return self._compute(y, self.batches.first(b), FIRST, b)
 
+    def raw(self, y: Tensor) -> Tensor:
+        k = self.k if self.k is not None else self.batches.steps - 1
+        return self._loss_gradient(y, self.batches.step(k), k)
+
+    def perturbed(self, y: Tensor, e: Tensor) -> Tensor:
+        return self._regularised(self.raw(y + e), y)
+
     def _compute(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
+        return self._regularised(self._loss_gradient(y, batch, phase, b), y)
+
+    def _loss_gradient(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
         self._record(loss, Call(phase, b, self.k))
+        return g
+
+    def _regularised(self, g: Tensor, y: Tensor) -> Tensor:
+        """Return clip(g) + weight_decay · y."""
         if self.task.clip is not None:
             norm = g.norm(dim=-1, keepdim=True)
             g = g * (self.task.clip / norm.clamp(min=self.task.clip))
@@ -114,9 +128,9 @@ class LocalGradient:
         return v
 
     @staticmethod
-    def unrows(v: Tensor, M: int) -> Tensor:
-        """Convert an algorithm's tensor to (M, D)."""
-        return v.expand(M, -1)
+    def unrows(v: Tensor) -> Tensor:
+        """Convert an algorithm's tensor to one with a row per client; a tensor that clients share stays as it is."""
+        return v
 
 
 def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:

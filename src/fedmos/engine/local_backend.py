@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, Vectors
 from ..rng import Purpose, permute
-from .aggregation import PartialUpdate, block_width, both, phase_rules, select, total, upload_factors
+from .aggregation import PartialUpdate, block_width, both, select, total, upload_factors
 from .backend import CohortUpdate, ModelEvaluator, NonFiniteUpdate, PhaseInput, StepObserver, UpdatePolicy
 from .client_store import ClientStore
 from .cohort import Cohort
@@ -50,10 +50,10 @@ class LocalBackend:
         self.queue: WorkQueue = ImmediateQueue(self.executor, evaluator)
         """Where work is submitted; replaced where several runs are merged."""
         self._ranks = ranks or Ranks()
-        names = algorithm.client_state
-        self._exchange: Exchange = SingleProcess(clients, names)
+        shapes = self.executor.declaration.client_state
+        self._exchange: Exchange = SingleProcess(clients, shapes)
         if self._ranks.size > 1:
-            self._exchange = AcrossRanks(clients, names, self._ranks)
+            self._exchange = AcrossRanks(clients, shapes, self._ranks)
 
     @property
     def evaluator(self) -> ModelEvaluator:
@@ -68,8 +68,9 @@ class LocalBackend:
         if accepted is not None:
             kept = Cohort.of(cohort.ids[accepted], cohort.weights[accepted], self.task.data)
         report = gathered.report
+        sums = total(gathered.sums, partial.rules, kept.weights, None if accepted is None else given.ctx.W)
         return CohortUpdate(
-            sums=total(gathered.sums, partial.rules, kept.weights, None if accepted is None else given.ctx.W),
+            sums=sums | {name: select(v, accepted) for name, v in gathered.rows.items()},
             kept=kept,
             states=self._exchange.new_states(cohort.ids, accepted, partial),
             report=report if accepted is None else report[:, accepted.nonzero().flatten().to(report.device)],
@@ -85,14 +86,13 @@ class LocalBackend:
             return [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(width)]
 
         division = self._exchange.divide(S, width, costs)
-        rules = phase_rules(self.algorithm, given.phase)
-        partial = PartialUpdate(division, rules, given.x, self._ranks.rank)
+        partial = PartialUpdate(division, self.executor.declaration, given.phase, given.x, self._ranks.rank)
         state_of = self._exchange.client_state(cohort.ids, division, given.x)
         began = perf_counter()
         for positions in self._chunks(division.mine, width):
             whole = positions.shape[0] == S
             ids, weights = (v if whole else v[positions] for v in (cohort.ids, cohort.weights))
-            factors = {name: upload_factors(self.task, rule, ids, weights) for name, (_, rule) in rules.items()}
+            factors = upload_factors(self.task, partial.rules, ids, weights)
             result = await queue.execute(self._job(cohort, given, ids, state_of(positions), factors))
             samples = result.samples() if given.timing is not None and given.timing.clocked else positions
             accepted = None if given.timing is None else given.timing.in_time(given.phase, ids, samples)
@@ -160,7 +160,7 @@ class LocalBackend:
         rows = []
         for chunk in self.executor.chunks(ids):
             grad = self.executor.gradient(chunk, t)
-            rows.append(grad.unrows(grad.full(grad.start(x)), len(chunk)))
+            rows.append(grad.unrows(grad.full(grad.start(x))))
         return torch.cat(rows)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:

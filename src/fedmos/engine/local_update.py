@@ -3,31 +3,64 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
 from .backend import StepObserver
+from .declaration import check_model, check_names, check_pair
 from .gradients import LocalGradient
-
-_PLAIN_STEP = Algorithm.step
-"""The default step, y − η g(y), which a gradient object may compute faster."""
 
 
 def local_update(
     algorithm: Algorithm, c: ClientContext, grad: LocalGradient, observer: StepObserver | None = None
 ) -> tuple[Vectors, Vectors]:
     """Return the uploads and the new state of one client, (D,), or of a chunk of clients, (M, D)."""
-    plain = getattr(algorithm.step, "__func__", None) is _PLAIN_STEP
-    y = grad.start(c.x)
+    y = grad.start(algorithm.start(c) if callable(algorithm.start) else c.x)  # GHBM has a field of that name
     s = algorithm.begin(y, c, grad)
+    check_names(algorithm, "begin", s, s if isinstance(s, dict) else ())
     for k in range(grad.batches.steps):
         grad.k = k
-        y_next, s_next = (grad.descend(y, c.lr), s) if plain else algorithm.step(y, s, c, grad, k)
+        y_next, s_next = _step(algorithm, y, s, c, grad, k)
         if grad.ragged and k >= grad.task.least_steps:
-            active = grad.active(k)[:, None]
-            y_next = torch.where(active, y_next, y)
-            s_next = {n: torch.where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
+            active = grad.active(k)
+            y_next = _where(active, y_next, y)
+            s_next = {n: _where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
         if observer is not None:
             observer(grad, k, y, y_next)
         y, s = y_next, s_next
     grad.k = None
-    return algorithm.finish(y, s, c, grad)
+    finished = algorithm.finish(y, s, c, grad)
+    check_pair(algorithm, "finish", finished)
+    return finished
+
+
+def _step(
+    algorithm: Algorithm, y: Tensor, s: Vectors, c: ClientContext, grad: LocalGradient, k: int
+) -> tuple[Tensor, Vectors]:
+    """Take local step k and check what the algorithm returns."""
+    method = "direction" if _is_default(algorithm, "step") else "step"
+    if method == "direction" and _is_default(algorithm, "direction"):
+        return grad.descend(y, c.lr), s
+    try:
+        returned = getattr(algorithm, method)(y, s, c, grad, k)
+    except RuntimeError as error:
+        if "single memory location" not in str(error):
+            raise
+        raise ValueError(
+            f"{type(algorithm).__name__}: '{method}' must not change a tensor in place (y -= …); use y = y - …"
+        ) from error
+    check_pair(algorithm, method, returned)
+    y_next, s = returned
+    if method == "direction":
+        y_next = y - c.lr * y_next
+    check_model(algorithm, method, y_next, y.shape)
+    return y_next, s
+
+
+def _is_default(algorithm: Algorithm, method: str) -> bool:
+    return getattr(getattr(algorithm, method), "__func__", None) is getattr(Algorithm, method)
+
+
+def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """Return the new rows of active clients and the old rows of the others."""
+    return torch.where(active.view(-1, *[1] * (max(new.ndim, 2) - 1)), new, old)

@@ -53,5 +53,5 @@ class Loop(LocalGradient):
         return v[0]
 
     @staticmethod
-    def unrows(v: Tensor, M: int) -> Tensor:
+    def unrows(v: Tensor) -> Tensor:
         return v[None]

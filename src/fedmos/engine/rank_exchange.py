@@ -5,6 +5,7 @@ The state of client i is stored by rank i mod size. It is sent to the rank that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
-from .aggregation import Division, PartialUpdate, Sums, all_positions, concat, in_order, select
+from .aggregation import Division, PartialUpdate, Sums, all_positions, concat, select
 from .client_store import ClientStore
+from .declaration import Shapes
 from .ranks import Ranks
 
 ReadState = Callable[[Tensor], Vectors]
@@ -25,6 +27,8 @@ class Gathered(NamedTuple):
 
     sums: dict[int, Sums]
     """By block."""
+    rows: Vectors
+    """(S, …) for each sum of the rule "each"; zeros for clients that were left out."""
     report: Tensor
     """(2, S)."""
     samples: Tensor
@@ -50,19 +54,19 @@ class Exchange(Protocol):
 class SingleProcess:
     """One process computes everything."""
 
-    def __init__(self, clients: ClientStore, names: Sequence[str]) -> None:
-        self._clients, self._names = clients, names
+    def __init__(self, clients: ClientStore, shapes: Shapes) -> None:
+        self._clients, self._shapes = clients, shapes
 
     def divide(self, S: int, width: int, costs: Callable[[], Sequence[float]]) -> Division:
         return Division(S, width, [0] * -(S // -width), all_positions(S), ())
 
     def client_state(self, ids: Tensor, division: Division, x: Tensor) -> ReadState:
-        if not self._names:
+        if not self._shapes:
             return lambda positions: {}
         return lambda positions: self._clients.read(ids[positions])
 
     def gather(self, partial: PartialUpdate) -> Gathered:
-        return Gathered(partial.sums(), partial.report(), partial.samples())
+        return Gathered(partial.sums(), partial.all_rows(), partial.report(), partial.samples())
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         names = list(partial.states[0][1]) if partial.states else []
@@ -72,8 +76,8 @@ class SingleProcess:
 class AcrossRanks:
     """Several ranks compute a block each, or several."""
 
-    def __init__(self, clients: ClientStore, names: Sequence[str], ranks: Ranks) -> None:
-        self._clients, self._names, self._ranks = clients, names, ranks
+    def __init__(self, clients: ClientStore, shapes: Shapes, ranks: Ranks) -> None:
+        self._clients, self._shapes, self._ranks = clients, shapes, ranks
 
     def divide(self, S: int, width: int, costs: Callable[[], Sequence[float]]) -> Division:
         by_block = costs()
@@ -83,26 +87,44 @@ class AcrossRanks:
         return Division(S, width, owner, mine, by_block)
 
     def client_state(self, ids: Tensor, division: Division, x: Tensor) -> ReadState:
-        if not self._names:
+        if not self._shapes:
             return lambda positions: {}
         ranks, owner, b = self._ranks, division.owner, division.width
         ways = [(i % ranks.size, owner[n // b]) for n, i in enumerate(ids.tolist())]
         stored = torch.tensor([n for n, (source, _) in enumerate(ways) if source == ranks.rank], dtype=torch.int64)
         rows = self._clients.read(ids[stored]) if len(stored) else {}
         received = {}
-        for name in self._names:
+        for name, shape in self._shapes.items():
             sent = dict(zip(stored.tolist(), rows.get(name, ()), strict=True))
-            received[name] = ranks.exchange(ways, sent, x)
+            received[name] = ranks.exchange(ways, sent, x.new_empty(shape))
         return lambda positions: {name: torch.stack([v[n] for n in positions.tolist()]) for name, v in received.items()}
 
     def gather(self, partial: PartialUpdate) -> Gathered:
         ranks, division, x = self._ranks, partial.division, partial.x
         ranks.record_speed(sum(division.costs[block] for block in partial.blocks), partial.seconds)
         report, samples = self._gather_reports(partial)
-        like = torch.stack(in_order({}, partial.rules, x))
-        stacked = {block: torch.stack(found) for block, found in partial.sums().items()}
-        gathered = ranks.gather(stacked, division.owner, like)
-        return Gathered({n: list(v.unbind()) for n, v in enumerate(gathered)}, report, samples)
+        shapes = partial.summed.values()
+        sizes = [math.prod(shape) for shape in shapes]
+        flat = {block: torch.cat([v.flatten() for v in found]) for block, found in partial.sums().items() if found}
+        gathered = (
+            ranks.gather(flat, division.owner, x.new_empty(sum(sizes))) if sizes else [x[:0]] * len(division.owner)
+        )
+        sums = {
+            n: [part.view(shape) for part, shape in zip(v.split(sizes), shapes, strict=True)] if sizes else []
+            for n, v in enumerate(gathered)
+        }
+        return Gathered(sums, self._gather_rows(partial), report, samples)
+
+    def _gather_rows(self, partial: PartialUpdate) -> Vectors:
+        """Return the rows of the rule "each" of every client of the cohort."""
+        division = partial.division
+        owner = [division.owner[n // division.width] for n in range(division.S)]
+        found = {}
+        for name, rows in partial.rows.items():
+            like = partial.x.new_zeros(partial.shapes[name])
+            mine = {n: rows.get(n, like) for n in division.mine.tolist()}
+            found[name] = torch.stack(self._ranks.gather(mine, owner, like))
+        return found
 
     def _gather_reports(self, partial: PartialUpdate) -> tuple[Tensor, Tensor]:
         """Return the reports and sample counts of every client of the cohort."""
@@ -117,7 +139,7 @@ class AcrossRanks:
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         states, ranks, division = partial.states, self._ranks, partial.division
         names = list(states[0][1]) if states else []
-        if not self._names:
+        if not self._shapes:
             return select(ids, accepted), {name: concat([own[name] for _, own in states]) for name in names}
         trained = [n for positions, _ in states for n in positions.tolist()]
         kept = list(range(len(ids))) if accepted is None else accepted.nonzero().flatten().tolist()
@@ -127,19 +149,20 @@ class AcrossRanks:
         for name in sorted({name for some in ranks.all_gather_json(names) for name in some}):
             rows = torch.cat([new[name] for _, new in states]) if states else ()
             row_of = dict(zip(trained, rows, strict=True))
-            received = ranks.exchange(ways, {k: row_of[n] for k, n in enumerate(kept) if n in row_of}, partial.x)
+            like = partial.x.new_empty(self._shapes[name])
+            received = ranks.exchange(ways, {k: row_of[n] for k, n in enumerate(kept) if n in row_of}, like)
             if stored:
                 own[name] = torch.stack([v for _, v in sorted(received.items())])
         return ids[stored], own
 
 
 def collect_states(
-    clients: ClientStore, names: Sequence[str], ids: Sequence[int], ranks: Ranks, like: Tensor
+    clients: ClientStore, shapes: Shapes, ids: Sequence[int], ranks: Ranks, x: Tensor
 ) -> dict[int, Vectors]:
     """Gather the state of these clients on rank 0; other ranks get an empty dictionary."""
     ways, found = [(i % ranks.size, 0) for i in ids], {i: Vectors() for i in ids}
-    for name in names:
+    for name, shape in shapes.items():
         rows = {n: clients[i][name] for n, i in enumerate(ids) if ways[n][0] == ranks.rank}
-        for n, row in ranks.exchange(ways, rows, like).items():
+        for n, row in ranks.exchange(ways, rows, x.new_empty(shape)).items():
             found[ids[n]][name] = row
     return found if ranks.first else {}

@@ -14,7 +14,8 @@ from ..algorithm import Context, Vectors
 from ..core.history import Record
 from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, complete
 from .cohort import Cohort, SampledCohort
-from .executor import check_names, max_abs
+from .declaration import check_model, check_pair, check_shapes
+from .executor import max_abs
 from .round_record import describe_round, make_timing
 from .round_timing import RoundTiming
 from .sampling import as_sent
@@ -150,11 +151,10 @@ async def _run_phases(
 
 def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vectors:
     """Return the message that is sent to the cohort with x."""
-    algorithm = state.algorithm
-    message = algorithm.broadcast(state.x, server_state, ctx)
-    names = [name for name in algorithm.down if name != "x"]
-    check_names(algorithm, "broadcast", message, names)
-    return {name: message[name] for name in names}  # a captured graph identifies vectors by their order
+    message, declared = state.algorithm.broadcast(state.x, server_state, ctx), state.declaration.message
+    check_shapes(state.algorithm, "broadcast", message, declared, some=False)
+    # A captured graph identifies vectors by their order.
+    return {name: message[name].reshape(shape) for name, shape in declared.items()}
 
 
 async def server_step(
@@ -171,13 +171,15 @@ async def server_step(
     if update.kept.ids.shape[0] < state.quorum(cohort):
         return _abandoned(state, cohort, report)
     try:
-        x, new = state.algorithm.server(state.x, training.server_state, update.sums, state.context(update.kept))
+        returned = state.algorithm.server(state.x, training.server_state, update.sums, state.context(update.kept))
     except Exception:
         if state.policy.check_each:
             raise
         return None  # possibly because of a non-finite upload
-    check_names(state.algorithm, "server", new, state.server_state, some=True)
-    server_state = training.server_state | new
+    check_pair(state.algorithm, "server", returned)
+    x, new = returned
+    check_model(state.algorithm, "server", x, state.x.shape)
+    server_state = training.server_state | _checked_state(state, "server", new)
     changed = [x, *(v for name, v in server_state.items() if v is not state.server_state[name])]
     if state.policy.check_each:
         (largest,) = await state.backend.read([_largest(changed)], now=True)
@@ -192,10 +194,17 @@ def _abandoned(
     state: FederatedState, cohort: Cohort, report: Tensor, changed: list[Tensor] | None = None
 ) -> RoundState:
     """Return the result of a round that leaves the model as it is."""
-    idle = state.algorithm.idle(state.x, state.server_state, state.context(cohort))
+    idle = _checked_state(state, "idle", state.algorithm.idle(state.x, state.server_state, state.context(cohort)))
     return RoundState(
         x=state.x, server_state=state.server_state | idle, update=None, report=report, changed=changed or [state.x]
     )
+
+
+def _checked_state(state: FederatedState, method: str, new: Vectors) -> Vectors:
+    """Return new server state in the declared shapes."""
+    declared = state.declaration.server_state
+    check_shapes(state.algorithm, method, new, declared)
+    return {name: v.reshape(declared[name]) for name, v in new.items()}
 
 
 async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetrics:

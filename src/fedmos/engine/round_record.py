@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .cohort import SampledCohort
-from .cost import client_down, client_up
 from .round_timing import RoundTiming, Traffic
 from .state import FederatedState
 
@@ -18,8 +17,8 @@ def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
         return RoundTiming(None, sampled, None, None)
     reports = state.sampler.selector.reports
     traffic = Traffic(
-        down=client_down(state.algorithm, state.wire),
-        up=client_up(state.algorithm, state.t, len(reports), state.wire),
+        down=state.wire.down,
+        up=state.wire.up(state.t, len(reports)),
         wire=state.wire,
     )
     return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
@@ -53,14 +52,13 @@ def _evaluates_data(reports: Any) -> bool:
 
 
 def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
-    """x is sent once to every probed or sampled client, the rest of the message to sampled ones."""
-    ids, has_model = sampled.cohort.ids, sampled.has_model
-    again = int(torch.isin(ids, has_model).sum()) if len(has_model) else 0
-    vectors = len(has_model) - again
-    return len(ids) * client_down(state.algorithm, state.wire) + vectors * state.wire.vector
+    """x is sent once to every client that is probed or that trains from it, the rest of the message to the cohort."""
+    ids, has_model, wire = sampled.cohort.ids, sampled.has_model, state.wire
+    again = int(torch.isin(ids, has_model).sum()) if len(has_model) and wire.sends_x else 0
+    return len(ids) * wire.down + (len(has_model) - again) * wire.vector
 
 
 def _bytes_up(state: FederatedState, sampled: SampledCohort) -> int:
-    each = client_up(state.algorithm, state.t, len(state.sampler.selector.reports), state.wire)
+    each = state.wire.up(state.t, len(state.sampler.selector.reports))
     probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
     return len(sampled.cohort.ids) * each + probes

@@ -71,7 +71,8 @@ class RoundTiming:
         assert self._clock is not None
         assert self._traffic is not None
         before = torch.tensor([self._prepared[i] for i in ids.tolist()], dtype=torch.float64)
-        down = self._traffic.down - self._traffic.wire.vector * torch.isin(ids, self._sampled.has_model)
+        wire = self._traffic.wire
+        down = self._traffic.down - wire.vector * wire.sends_x * torch.isin(ids, self._sampled.has_model)
         evaluated = torch.zeros_like(ids) if self._evaluated is None else self._evaluated[ids]
         return self._clock.seconds(ids, down, self._traffic.up, before + samples, evaluated)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Context, Vectors
+from ..core.flat_model import FlatModel
 from ..core.history import History
 from ..core.rounding import ceil_of
 from ..selection.availability import Availability
@@ -17,8 +18,9 @@ from ..selection.selector import Selector
 from .backend import Backend
 from .cohort import Cohort
 from .cohort_size import over_selecting
+from .context import ServerContext
 from .cost import Wire
-from .declaration import shapes
+from .declaration import Declaration
 from .lr_schedule import Decay, decayed
 from .rank_exchange import collect_states
 from .ranks import Ranks
@@ -47,10 +49,11 @@ class FederatedState:
         model, data = self.task.model, self.task.data
         self.t = 0
         self.x = model.initial()
-        self.server_state: Vectors = initial_server_state(self.algorithm, self.x)
+        self.declaration = Declaration(self.algorithm, model.layers)
+        self.server_state: Vectors = self.declaration.initial(self.declaration.server_state, self.x)
         self.history = History()
         self.clients, self.clock, self.policy = self.backend.clients, self.backend.clock, self.backend.policy
-        self.wire = Wire(model.size, model.dtype)
+        self.wire = Wire(self.declaration, model.dtype)
         self.m = getattr(self.selector, "m", None)
         """The cohort size of the selector, before over-selection."""
         chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
@@ -64,7 +67,16 @@ class FederatedState:
         lr = self.lr(self.t)
         if self._lr_on_device is None or self._lr_on_device[0] != lr:
             self._lr_on_device = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
-        return Context(t=self.t, lr=self._lr_on_device[1], N=len(self.task.data), S=cohort.ids.shape[0], W=cohort.W)
+        return ServerContext(
+            t=self.t,
+            lr=self._lr_on_device[1],
+            N=len(self.task.data),
+            S=cohort.ids.shape[0],
+            W=cohort.W,
+            layers=self.task.model.layers,
+            seed=self.task.seed,
+            device=self.x.device,
+        )
 
     def quorum(self, cohort: Cohort) -> int:
         """Return the smallest number of clients with which a round counts."""
@@ -92,7 +104,7 @@ class FederatedState:
 
     def collect_clients(self, ids: list[int], ranks: Ranks) -> dict[int, Vectors]:
         """Gather the state of clients from all ranks on rank 0; other ranks get an empty dictionary."""
-        return collect_states(self.clients, self.algorithm.client_state, ids, ranks, self.x.cpu())
+        return collect_states(self.clients, self.declaration.client_state, ids, ranks, self.x.cpu())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot."""
@@ -106,16 +118,7 @@ class FederatedState:
             self.clock.now = self.history[-1].clock or 0.0
 
 
-def initial_server_state(algorithm: Algorithm, x: Tensor) -> Vectors:
-    """Return the server state before round 0: zeros unless `init` gives another value."""
-    given = algorithm.init(x)
-    return {
-        name: given.get(name, torch.zeros(shape, dtype=x.dtype, device=x.device))
-        for name, shape in shapes(algorithm.server_state, len(x))
-    }
-
-
-def initial_client_state(algorithm: Algorithm, x: Tensor) -> Vectors:
+def initial_client_state(algorithm: Algorithm, model: FlatModel) -> Vectors:
     """Return the state of a client that never took part: zeros unless `init` gives another value."""
-    given = algorithm.init(x)
-    return {name: given.get(name, torch.zeros_like(x)) for name in algorithm.client_state}
+    declaration = Declaration(algorithm, model.layers)
+    return declaration.initial(declaration.client_state, model.initial())

@@ -121,11 +121,11 @@ def _local_updates(state: FederatedState, ids: Tensor, weights: Tensor) -> tuple
         nonlocal distance, steps
         chunk, M = gradient.chunk.ids.tolist(), len(gradient.chunk.ids)
         active = gradient.active(k).expand(M)
-        distance += float((((gradient.unrows(y, M) - x) ** 2).sum(1).to(torch.float64) * active).sum())
+        distance += float((((gradient.unrows(y) - x) ** 2).sum(1).to(torch.float64) * active).sum())
         steps += int(active.sum())
-        updates.update(zip(chunk, (gradient.unrows(y_next, M) - x).to(torch.float64), strict=True))
+        updates.update(zip(chunk, (gradient.unrows(y_next) - x).to(torch.float64), strict=True))
         if k == 0:
-            own = gradient.unrows(gradient.full(gradient.start(x)), M)
+            own = gradient.unrows(gradient.full(gradient.start(x)))
             gradients.update(zip(chunk, own.to(torch.float64), strict=True))
 
     dry_run(state, Cohort.of(ids, weights, state.task.data), observe)

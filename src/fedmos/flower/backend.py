@@ -15,13 +15,13 @@ from ..engine.aggregation import (
     PartialUpdate,
     all_positions,
     block_width,
-    phase_rules,
     total,
     upload_factors,
 )
 from ..engine.backend import CohortUpdate, PhaseInput, StepObserver, UnresponsiveClients, UpdatePolicy
 from ..engine.client_store import ClientStore
 from ..engine.cohort import Cohort
+from ..engine.declaration import Declaration
 from ..engine.job import JobResult
 from ..engine.task import Task
 from ..engine.work_queue import read_values
@@ -59,11 +59,13 @@ class _Request(NamedTuple):
     """By client."""
     x: Tensor
     msg: Vectors
-    vectors: Sequence[str]
-    """The names of the vectors that a reply must have."""
+    vectors: wire.Shapes
+    """The names and shapes of the tensors that a reply must have."""
     numbers: Sequence[str]
     dtype: torch.dtype
     """The dtype of the numbers."""
+    sends_x: bool = True
+    """Whether clients receive x with it."""
     counted: bool = True
     """Whether the bytes are part of the run's communication."""
 
@@ -75,7 +77,8 @@ class FlowerBackend:
     """
 
     def __init__(self, given: BackendSetting, collector: ReplyCollector, reply_policy: ReplyPolicy) -> None:
-        self._task, self._algorithm, self._plan = given.task, given.algorithm, given.plan
+        self._task, self._plan = given.task, given.plan
+        self._declaration = Declaration(given.algorithm, given.task.model.layers)
         self._collector, self._reply_policy = collector, reply_policy
         self.clients = ClientStore({}, len(given.task.data))
         self.clock = None
@@ -93,35 +96,36 @@ class FlowerBackend:
         if observer is not None:
             raise ValueError("Cannot observe local steps because clients are remote")
         self._enter_round(given.ctx.t)
-        S, rules = len(cohort.ids), phase_rules(self._algorithm, given.phase)
+        S = len(cohort.ids)
         width = block_width(S, self._plan, given.x.device, 1)
-        partial = PartialUpdate(Division(S, width, [0] * -(S // -width), all_positions(S), ()), rules, given.x)
+        division = Division(S, width, [0] * -(S // -width), all_positions(S), ())
+        partial = PartialUpdate(division, self._declaration, given.phase, given.x)
         result = self._train(cohort, given)
         finite = result.report[0].cpu().isfinite()
-        factors = {
-            name: upload_factors(self._task, rule, cohort.ids, cohort.weights) for name, (_, rule) in rules.items()
-        }
+        factors = upload_factors(self._task, partial.rules, cohort.ids, cohort.weights)
         partial.add(all_positions(S), factors, result, all_positions(S), finite)
         kept, report, W = cohort, partial.report(), None
         if not bool(finite.all()):
             kept, W = Cohort.of(cohort.ids[finite], cohort.weights[finite], self._task.data), given.ctx.W
             report = report[:, finite.nonzero().flatten().to(report.device)]
-        sums = total(partial.sums(), rules, kept.weights, W)
+        sums = total(partial.sums(), partial.rules, kept.weights, W)
+        sums |= {name: v[finite.to(v.device)] for name, v in partial.all_rows().items()}
         return CohortUpdate(sums=sums, kept=kept, states=(kept.ids, {}), report=report)
 
     def _train(self, cohort: Cohort, given: PhaseInput) -> JobResult:
         """Ask the clients for their uploads; those that fail are marked as non-finite in the report."""
         prepare = given.phase == "prepare"
-        kind, names = (wire.PREPARE, self._algorithm.prepare_up) if prepare else (wire.TRAIN, self._algorithm.up)
+        kind, shapes = wire.PREPARE if prepare else wire.TRAIN, self._declaration.up(given.phase)
         reports = [] if prepare else list(self._reply_policy.reports)
         headers = self._headers(cohort, given, reports)
         dtype = self._task.model.dtype
-        replies = self._ask(_Request(kind, headers, given.x, given.msg, names, reports, dtype))
+        sends_x = "x" in self._declaration.down
+        replies = self._ask(_Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x))
         self._late |= replies.late
         self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
         position = {i: row for row, i in enumerate(cohort.ids.tolist())}
-        D, report = self._task.model.size, torch.full((2, len(cohort.ids)), torch.nan, dtype=torch.float64)
-        uploads = {name: torch.zeros((len(cohort.ids), D), dtype=given.x.dtype) for name in names}
+        report = torch.full((2, len(cohort.ids)), torch.nan, dtype=torch.float64)
+        uploads = {name: torch.zeros((len(cohort.ids), *shape), dtype=given.x.dtype) for name, shape in shapes.items()}
         for i, reply in replies.accepted.items():
             report[0, position[i]] = 0  # the reply is validated: all its values are finite
             if "loss" in reply.numbers:
@@ -163,13 +167,14 @@ class FlowerBackend:
 
     def losses(self, x: Tensor, t: int, ids: Tensor, batch: bool) -> Tensor:
         headers = {i: {"batch": batch, "keep": True} for i in ids.tolist()}
-        request = _Request(wire.LOSSES, headers, x, {}, (), ["loss"], self._task.model.dtype)
+        request = _Request(wire.LOSSES, headers, x, {}, {}, ["loss"], self._task.model.dtype)
         losses = self._probe(request, t, ids, (wire.LOSSES, batch), lambda reply: reply.numbers["loss"][0])
         return torch.stack(losses).to(torch.float64)
 
     def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
         headers = {i: {"keep": True} for i in ids.tolist()}
-        request = _Request(wire.GRADIENTS, headers, x, {}, ["gradient"], (), self._task.model.dtype)
+        shapes = {"gradient": (self._task.model.size,)}
+        request = _Request(wire.GRADIENTS, headers, x, {}, shapes, (), self._task.model.dtype)
         return torch.stack(self._probe(request, t, ids, wire.GRADIENTS, lambda reply: reply.vectors["gradient"])).to(x)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
@@ -188,7 +193,7 @@ class FlowerBackend:
     def _train_metrics(self, x: Tensor, names: list[str]) -> Tensor:
         """Return Σ p_i · metric_i over the clients that answer, with p_i scaled to sum to one."""
         headers: dict[int, dict[str, Any]] = {i: {} for i in range(len(self._task.data))}
-        replies = self._ask(_Request(wire.EVALUATE, headers, x, {}, (), names, torch.float64, counted=False))
+        replies = self._ask(_Request(wire.EVALUATE, headers, x, {}, {}, names, torch.float64, counted=False))
         if not replies.accepted:
             return torch.full((len(names),), torch.nan, dtype=torch.float64)
         ids = sorted(replies.accepted)
@@ -216,7 +221,7 @@ class FlowerBackend:
         """Send a request and collect the validated replies."""
         policy, t, x, msg = self._reply_policy, self._round, request.x, request.msg
         has_model = self._has_model if request.counted else set()
-        rest, whole = wire.pack(msg), wire.pack({"x": x} | msg)
+        rest, whole = wire.pack(msg), wire.pack(({"x": x} if request.sends_x else {}) | msg)
         messages = {
             i: wire.compose(
                 {"run": policy.run, "round": t, "client": i} | dict(header), rest if i in has_model else whole
@@ -239,11 +244,11 @@ class FlowerBackend:
         samples = int(self._task.data.sizes[client])
         wire.check_equal(header, run=policy.run, round=self._round, client=client, samples=samples)
         reply = Reply(
-            wire.vectors_in(content, dict.fromkeys(request.vectors, (model.size,)), model.dtype),
+            wire.vectors_in(content, request.vectors, model.dtype),
             wire.numbers_in(content, dict.fromkeys(request.numbers, (1,)), request.dtype),
         )
-        wire.check_finite(reply.vectors, policy.norm_bound)
-        wire.check_finite(reply.numbers)
+        wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)
+        wire.check_finite(reply.vectors | reply.numbers)
         return reply
 
 

@@ -18,7 +18,7 @@ from ..core.precision import arithmetic
 from ..data.federated import FederatedData
 from ..engine.client_store import ClientStore
 from ..engine.cohort_size import cohort_size
-from ..engine.declaration import check_declaration, shapes
+from ..engine.declaration import Declaration, Shapes, check_declaration
 from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
@@ -111,9 +111,11 @@ class ClientRuntime:
     def _run_phase(self, phase: Phase, header: Mapping[str, Any], content: RecordDict) -> _Payload:
         """Run the extra phase or local training; the latter updates the client's stored state."""
         reports = _parse_reports(header["reports"])
-        x, msg = self._receive(header, content, () if phase == "prepare" else self.algorithm.down)
+        declaration = Declaration(self.algorithm, self.model.layers)
+        message = {} if phase == "prepare" else declaration.message
+        x, msg = self._receive(header, content, message, needs_x="x" in declaration.down)
         t, last, folder = header["round"], header["last"], self._folder(header)
-        state = folder.load_state(last, initial_client_state(self.algorithm, self.model.initial()))
+        state = folder.load_state(last, initial_client_state(self.algorithm, self.model))
         backend = self._backend(header["p"])
         result = backend.executor.execute(self._make_job(phase, header, x, msg, state))
         if not bool(result.report[0, 0].isfinite()):
@@ -143,19 +145,21 @@ class ClientRuntime:
         )
 
     def _receive(
-        self, header: Mapping[str, Any], content: RecordDict, names: Sequence[str] = ()
+        self, header: Mapping[str, Any], content: RecordDict, message: Shapes | None = None, needs_x: bool = True
     ) -> tuple[Tensor, Vectors]:
-        """Return x and the other named vectors of a request.
+        """Return x and the other tensors of a request.
 
-        If the request does not contain x, x is read from the client's folder: it was sent earlier in the round.
+        If the request does not contain x, x is read from the client's folder: it was sent earlier in the round. For an
+        algorithm that does not send x, the initial model stands in its place, which no method reads.
         """
-        server_shapes = dict(shapes(self.algorithm.server_state, self.model.size))
-        expected = {name: server_shapes.get(name, (self.model.size,)) for name in names if name != "x"}
+        expected = dict(message or {})
         has_x = "x" in wire.names_in(content)
         if has_x:
             expected["x"] = (self.model.size,)
         received = wire.vectors_in(content, expected, self.model.dtype)
         received = {name: v.to(self.model.device) for name, v in received.items()}
+        if not has_x and not needs_x:
+            return self.model.initial(), received
         if not has_x:
             return self._folder(header).load_model(header["round"], self.model.initial()), received
         x = received.pop("x")

@@ -21,6 +21,7 @@ from ..core.own_code import own_files
 from ..core.version import __version__
 from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
+from ..engine.declaration import names_of
 from ..engine.execution_plan import override
 from ..run.options import call_with_options, options_of
 from ..run.spec import RunSpec
@@ -130,7 +131,7 @@ class Deployment:
         """Hash of the clients' state before the first round, where the algorithm initialises it."""
         algorithm, digest = self.spec.algorithm, hashlib.sha256()
         given = algorithm.init(model.initial())
-        for name in algorithm.client_state:
+        for name in names_of(algorithm.client_state):
             if name in given:
                 digest.update(given[name].cpu().numpy().tobytes())
         return digest.hexdigest()

@@ -37,7 +37,7 @@ BackendFactory = Callable[[BackendSetting], Backend]
 def local_backend(given: BackendSetting) -> LocalBackend:
     """Make a backend that simulates the clients in this process or on its ranks."""
     task, ranks = given.task, given.ranks
-    initial = initial_client_state(given.algorithm, task.model.initial())
+    initial = initial_client_state(given.algorithm, task.model)
     share = (ranks.rank, ranks.size)
     return LocalBackend(
         task,

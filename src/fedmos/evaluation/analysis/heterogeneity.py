@@ -217,7 +217,7 @@ def _measures(
 def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]:
     """Return FedCM's and GHBM's ε of the first round, over clients `ids`."""
     K = task.local_steps or 1
-    clients = ClientStore(initial_client_state(algorithm, task.model.initial()), len(task.data))
+    clients = ClientStore(initial_client_state(algorithm, task.model), len(task.data))
     backend = LocalBackend(task, algorithm, choose_plan("auto", task, len(ids)), clients=clients)
     run = FederatedState(task=task, algorithm=algorithm, selector=Full(), backend=backend)
     task.model.training_mode()
@@ -228,7 +228,7 @@ def _drift(task: Task, algorithm: Algorithm, ids: Tensor) -> tuple[float, float]
         mean = torch.zeros_like(run.x)
         for gradient in own:
             gradient.k = k
-            mean += gradient.unrows(gradient(gradient.start(shadow[-1])), len(gradient.chunk.ids)).sum(0) / len(ids)
+            mean += gradient.unrows(gradient(gradient.start(shadow[-1]))).sum(0) / len(ids)
         shadow.append(shadow[-1] - algorithm.lr * mean)
     distance = torch.zeros(2, dtype=torch.float64)
 
