@@ -7,7 +7,7 @@ import sys
 # memory alignment of its factors, and so a client's result on which clients share its chunk.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-from . import models
+from . import local, models
 from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
@@ -80,6 +80,7 @@ __all__ = [
     "availabilities",
     "compare",
     "datasets",
+    "local",
     "losses",
     "metrics",
     "models",

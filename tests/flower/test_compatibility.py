@@ -52,6 +52,7 @@ SHARED = {
     "class_weights": {"class_weights": [1.0] * 9 + [2.0]},
     "weight_decay": {"weight_decay": 0.1},
     "clip": {"clip": 1.0},
+    "local": {"local": fm.local.Adam(beta2=0.9)},
     "seed": {"seed": 1},
     "dtype": {"dtype": torch.float64},
     "precision": {"precision": "bf16"},

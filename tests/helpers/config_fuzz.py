@@ -24,6 +24,7 @@ RUN = {
     "lr_decay": 0.99,
     "weight_decay": 1e-4,
     "clip": 1.0,
+    "local": {"name": "SAM", "rho": 0.05},
     "eval_every": 2,
     "loss": "cross_entropy",
     "target": {"accuracy": 0.9},
@@ -70,6 +71,7 @@ COMPARE = {k: v for k, v in RUN.items() if k not in ("seed", "out", "checkpoint_
             "label": "b",
             "algorithm": {"name": "Scaffold", "option": 1},
             "selection": {"name": "MD", "m": 3},
+            "local": {"name": "SAM", "rho": 0.1},
             "grid": {"server_lr": [0.5, 1.0]},
         },
     ],
@@ -94,6 +96,7 @@ PARTS = {
         {"name": "CACS", "m": 3, "clusters": 2, "warmup": 1},
         {"name": "FixedCohorts", "cohorts": [[0, 1], [2]], "weights": [[0.5, 0.5], [1.0]]},
     ],
+    "local": [RUN["local"], {"name": "SAM"}],
     "availability": [
         RUN["availability"],
         {"name": "RandomAvailability", "p": 0.5},
@@ -193,6 +196,7 @@ CHOICES = {
             "weights": lambda v: type(v) is list and all(type(c) is list and all(NON_NEGATIVE(w) for w in c) for c in v),
         },
     },
+    "local": {"SAM": {"rho": NON_NEGATIVE}},
     "availability": {
         "Always": {},
         "Alternating": {"groups": COUNT, "drop": BELOW_ONE},
@@ -230,7 +234,11 @@ def faults(table, kind):
         wrong = [f"{where}.{k}" for k, x in v.items() if k != "name" and (k not in fields or not fields[k](x))]
         return wrong + [f"{where}.{k}" for k in needs if k not in v]
 
-    known = {*FIELDS, "data", "model", "target", "lr_decay", "availability", "system"}
+    def local(where, v):
+        chain = v if type(v) is list else [v]
+        return [where] * (len(chain) != 1) + [fault for one in chain for fault in choice(where, "local", one)]
+
+    known = {*FIELDS, "data", "model", "target", "lr_decay", "local", "availability", "system"}
     known |= {"algorithm", "selection"} if kind == "run" else {"seeds", "methods", "tune"}
     known -= {"title", "light"} if kind == "run" else {"seed", "out", "checkpoint_every", "label"}
     found += [name for name in table if name not in known]
@@ -251,6 +259,8 @@ def faults(table, kind):
         found += ["lr_decay" for k, v in decay.items() if not re.fullmatch("[0-9]{1,9}", k) or not POSITIVE(v)]
     elif not POSITIVE(decay):
         found.append("lr_decay")
+    if "local" in table:
+        found += local("local", table["local"])
     if "availability" in table:
         found += choice("availability", "availability", table["availability"])
     found += choice("model", "model", table.get("model"))
@@ -294,7 +304,7 @@ def faults(table, kind):
     for i, method in enumerate(methods):
         if (
             type(method) is not dict
-            or set(method) - {"grid"} != {"label", "algorithm", "selection"}
+            or set(method) - {"grid", "local"} != {"label", "algorithm", "selection"}
             or not text(200)(method["label"])
         ):
             found.append(f"methods.{i}")
@@ -304,6 +314,8 @@ def faults(table, kind):
         if "grid" in method:
             found += _grid_faults(f"methods.{i}", method, "tune" in table)
         found += choice(f"methods.{i}.selection", "selection", method["selection"])
+        if "local" in method:
+            found += local(f"methods.{i}.local", method["local"])
     return found
 
 

@@ -37,6 +37,16 @@ HARD = {
         "data": "poisoned",
     },
     "a cohort smaller than the ranks": {"algorithm": fm.FedDyn(lr=0.05), "selection": fm.Uniform(m=3)},
+    "local optimisers, kept": {
+        "algorithm": fm.Scaffold(lr=0.02),
+        "selection": fm.Uniform(m=5),
+        "local": [fm.local.SAM(), fm.local.Adam(keep=True)],
+    },
+    "local optimisers, averaged": {
+        "algorithm": fm.FedCM(lr=0.02),
+        "selection": fm.Uniform(m=5),
+        "local": [fm.local.AdamW(average=True), fm.local.Muon(average=True)],
+    },
     "client by client": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.Uniform(m=5), "engine": "loop"},
     "chosen by measuring": {"algorithm": fm.FedCM(lr=0.05), "selection": fm.CACS(m=4, warmup=2), "engine": "auto"},
 }

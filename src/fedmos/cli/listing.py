@@ -24,13 +24,13 @@ def list_everything(
         list[str] | None,
         typer.Argument(
             metavar="[FILTER]...",
-            help="A part (algorithms, selectors, availability, profiles, schedules, partitions, models, data) or "
+            help="A part (algorithms, local, selectors, availability, profiles, schedules, partitions, models, data) or "
             "part of a name.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Show every algorithm, selector, data set, partition and model, with their fields.
+    """Show every algorithm, local optimiser, selector, data set, partition and model, with their fields.
 
     For example: fedmos list selectors; fedmos list prox; fedmos list models cnn
     """
@@ -51,6 +51,7 @@ def _parts() -> dict[str, Part]:
 
     return {
         "Algorithms": registry.algorithms(),
+        "Local optimisers": registry.local_optimizers(),
         "Selectors": registry.selectors(),
         "Availability": registry.availabilities(),
         "Profiles of speed and bandwidth": registry.profiles(),

@@ -23,6 +23,7 @@ from .fields import (
     FinalOf,
     Flag,
     Grid,
+    LocalChoice,
     Name,
     Seed,
     Seeds,
@@ -32,7 +33,7 @@ from .fields import (
     non_empty_list,
     one_of_names,
 )
-from .training import Training, check_model_and_target
+from .training import Training, build_local, check_model_and_target
 
 
 class Method(Strict):
@@ -41,6 +42,8 @@ class Method(Strict):
     label: Name
     algorithm: Choice
     selection: Choice
+    local: LocalChoice | None = None
+    """Local optimisers of this method; by default those of the comparison."""
     grid: Grid | None = None
     """Values to try for fields of the algorithm, in all combinations; `lr` here replaces the step sizes of `tune`."""
 
@@ -167,13 +170,18 @@ class CompareConfig(Training):
         for i, method in enumerate(self.methods):
             for algorithm in self._variants(method):
                 parts = self._method(algorithm, method.selection, f"methods.{i}.")
-            methods.append(parts)
+            methods.append(parts | self.own_options(method))
         common = self._common(self.seeds[0])
-        specs = [RunSpec(**parts, **common, seed=self.seeds[0]) for parts in methods]
+        specs = [RunSpec(**common | parts, seed=self.seeds[0]) for parts in methods]
         for i, spec in enumerate(specs):
             check_parts(spec, error_location, f"methods.{i}.")
         level = self.level
         check_model_and_target(specs[0], {self.metric: 0.0 if isinstance(level, FinalOf) else level})
+
+    def own_options(self, method: Method) -> dict[str, Any]:
+        """Return the arguments of `fm.run` that a method has in place of the comparison's."""
+        where = f"methods.{self.methods.index(method)}.local"
+        return {} if method.local is None else {"local": build_local(where, method.local)}
 
     def _variants(self, method: Method) -> Iterator[Choice]:
         """Every variant of a method's algorithm in the comparison."""

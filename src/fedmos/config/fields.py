@@ -276,5 +276,12 @@ DecayTable = Annotated[
 ]
 
 
+LocalChoice = Annotated[
+    Annotated[Choice, Tag("table")] | Annotated[list[Choice], non_empty_list, Tag("list")],
+    Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
+]
+"""A local optimiser, or a list of them."""
+
+
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

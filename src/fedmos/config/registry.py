@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import algorithms as _algorithms
+from .. import local as _local
 from .. import models as _models
 from .. import selection as _selection
 from ..algorithm import Algorithm
@@ -56,6 +57,11 @@ def availabilities() -> dict[str, type[Availability]]:
 def _kinds(base: type[K]) -> dict[str, type[K]]:
     found = {name: getattr(_selection, name) for name in sorted(_selection.__all__, key=str.lower)}
     return {name: kind for name, kind in found.items() if issubclass(kind, base) and kind is not base}
+
+
+def local_optimizers() -> dict[str, type[Any]]:
+    """Return the local optimisers by name."""
+    return {name: getattr(_local, name) for name in _local.__all__ if name != "LocalOptimizer"}
 
 
 def profiles() -> dict[str, type[Any]]:

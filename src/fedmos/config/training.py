@@ -92,8 +92,9 @@ class Training(TrainingOptions):
     ) -> dict[str, Any]:
         """Return arguments for `fm.run`; `data` is the federation of the seed, if it has been made before."""
         parts = self._method(algorithm, selection) | self._common(seed, data) | {"seed": seed}
+        parts |= more
         check_parts(RunSpec(**parts), error_location)
-        return parts | more
+        return parts
 
     def _method(self, algorithm: Choice, selection: Choice, where: str = "") -> dict[str, Any]:
         """Build the arguments in which the methods of a comparison differ."""
@@ -121,11 +122,19 @@ class Training(TrainingOptions):
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
+        given["local"] = build_local("local", self.local)
         return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
         """Build the model of a run with this seed."""
         return build_model(self.model, seed)
+
+
+def build_local(where: str, given: Choice | list[Choice] | None) -> Any:
+    """Build the local optimisers of a configuration."""
+    if isinstance(given, list):
+        return [build(f"{where}.{i}", choice, registry.local_optimizers()) for i, choice in enumerate(given)]
+    return None if given is None else build(where, given, registry.local_optimizers())
 
 
 def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> list[str]:

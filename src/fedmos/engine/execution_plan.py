@@ -240,5 +240,6 @@ def _cache_key(task: Task, m: int) -> str:
         (str(task.model.dtype), task.model.precision, task.loss.name, code and code.co_code),
         (tuple(data.x.shape[1:]), str(data.x.dtype), tuple(data.y.shape[1:]), data.normalize, data.augment),
         (where, platform.processor(), platform.machine(), str(torch.__version__)),
+        *(["SAM"] if task.sam_radius else []),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -52,7 +52,7 @@ def merge_key(state: FederatedState) -> Hashable:
         tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),
         tuple(repr(getattr(algorithm, name)) for name in _DECLARED),
         (plan.compiled, plan.cuda_graph),
-        (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip),
+        (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip, task.sam_radius),
         (task.loss.function, model.device, model.dtype, model.precision, model.structure(here=True)),
         (len(data), data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype),
         (data.normalize, data.augment),

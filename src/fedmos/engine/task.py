@@ -30,6 +30,8 @@ class Task:
     batch_size: int | None
     weight_decay: float = 0.0
     clip: float | None = None
+    sam_radius: float = 0.0
+    """ρ of sharpness-aware gradients, g(y + ρ g/‖g‖); 0 for plain ones."""
     compiled: bool = False
     """Whether the cohort's program is compiled."""
     origin: tuple[Tensor, Tensor] | None = None

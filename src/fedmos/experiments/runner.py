@@ -138,6 +138,7 @@ class ConfiguredRuns:
         """Return the arguments of `fm.run` for a run; `options` are some of them."""
         method = self._methods[run.label]
         algorithm = method.algorithm.but(**dict(run.values))
+        options = self._config.own_options(method) | dict(options)
         return self._config.arguments(algorithm, method.selection, run.seed, self._federation(run.seed), **options)
 
     def _federation(self, seed: int) -> FederatedData:

@@ -57,7 +57,7 @@ class ClientRuntime:
         spec, names = deployment.spec, deployment.names
         self.number = _client_number(client, names)
         self.name = names[self.number]
-        self.algorithm = spec.algorithm
+        self.algorithm = spec.composed_algorithm
         check_declaration(self.algorithm)
         device = find_device(spec.device)
         data = on_device(_client_data(deployment, load, self.number), device, spec.dtype)

@@ -129,7 +129,7 @@ class Deployment:
 
     def _initial_state_hash(self, model: FlatModel) -> str:
         """Hash of the clients' state before the first round, where the algorithm initialises it."""
-        algorithm, digest = self.spec.algorithm, hashlib.sha256()
+        algorithm, digest = self.spec.composed_algorithm, hashlib.sha256()
         given = algorithm.init(model.initial())
         for name in names_of(algorithm.client_state):
             if name in given:

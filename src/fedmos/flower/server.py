@@ -75,7 +75,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     if not folder:
         raise ValueError("server_app: 'out' must be a folder, in the configuration or in Flower's run configuration")
     _check_target(spec.target, deploy.train_metrics)
-    check_declaration(spec.algorithm)
+    check_declaration(spec.composed_algorithm)
     known_sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
     manifest = DeploymentManifest.load_or_create(Path(folder), known_sizes)
     collector = _connect(grid, deployment, manifest)

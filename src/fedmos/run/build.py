@@ -15,6 +15,7 @@ from ..engine.inference import evaluation_mode, with_accepted_inputs
 from ..engine.malloc import keep_memory
 from ..engine.task import DeviceCache, Task, on_device
 from ..engine.task_check import check_fit
+from ..local.chain import radius_of
 from .preflight import check_parts, check_precision, find_device
 from .spec import RunSpec
 
@@ -36,6 +37,7 @@ def build_task(
         batch_size=spec.batch_size,
         weight_decay=spec.weight_decay,
         clip=spec.clip,
+        sam_radius=radius_of(spec.local),
         origin=origin,
     )
     targets = [data.y if data.index is None else data.y[data.index], *([] if data.test is None else [data.test[1]])]
@@ -90,7 +92,7 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
     """
     device = find_device(spec.device)
     check_precision(spec.precision, spec.dtype, device)
-    check_declaration(spec.algorithm)
+    check_declaration(spec.composed_algorithm)
     check_parts(spec)
     if device.type == "cpu":
         keep_memory()

@@ -131,10 +131,11 @@ class Run:
             self.info.continue_from(before)
         self.task = replace(self.task, compiled=plan.compiled)
         scratch = None if self._folder is None else self._folder.path
-        setting = BackendSetting(self.task, spec.algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
+        algorithm = spec.composed_algorithm
+        setting = BackendSetting(self.task, algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
         state = FederatedState(
             task=self.task,
-            algorithm=spec.algorithm,
+            algorithm=algorithm,
             selector=spec.selection,
             backend=make_backend(setting),
             lr_decay=spec.lr_decay,

@@ -34,6 +34,8 @@ from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
 from ..engine.lr_schedule import Decay
 from ..engine.simulated_clock import System
+from ..local.chain import Local, is_local
+from ..local.compose import with_local
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
@@ -53,6 +55,14 @@ def _is_class_weights(v: Any) -> bool:
 
 def _convert_class_weights(v: Any) -> Any:
     return v if isinstance(v, str) else tuple(float(w) for w in v)
+
+
+def _convert_local(v: Any) -> Local:
+    return tuple(v) if isinstance(v, Sequence) else v
+
+
+def _record_local(v: Local | None) -> str | list[str] | None:
+    return [repr(one) for one in v] if isinstance(v, Sequence) else None if v is None else repr(v)
 
 
 def _record_loss(v: str | LossFunction) -> str:
@@ -162,6 +172,15 @@ class RunSpec:
         positive.up_to(LARGE),
         default=None,
         convert=float,
+        shared=True,
+    )
+    local: Local | None = option(
+        "The local optimiser, e.g. `fm.local.AdamW()`, or a list of them from left to right: what clients make of the "
+        "algorithm's direction; see docs/local.md.",
+        Rule("an optimiser of fm.local or a list of them", is_local),
+        default=None,
+        convert=_convert_local,
+        record=_record_local,
         shared=True,
     )
     eval_every: int = option(
@@ -277,6 +296,7 @@ class RunSpec:
         require(type(self.algorithm).__name__, "lr", getattr(self.algorithm, "lr", None), positive)
         Loss(self.loss)
         self._check_class_weights()
+        with_local(self.algorithm, self.local)
         named_metrics(self.metrics or {})
         for callback in self.callbacks:
             if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
@@ -298,6 +318,11 @@ class RunSpec:
             f"Cannot use class_weights with the loss {name}; use loss='cross_entropy', 'balanced' with loss='bce', or "
             "a loss with weights of its own"
         )
+
+    @property
+    def composed_algorithm(self) -> Algorithm:
+        """The algorithm with the local optimisers, as the engine runs it."""
+        return with_local(self.algorithm, self.local)
 
     def recorded(self) -> dict[str, Any]:
         """The options that a run's folder records, as JSON to read."""

@@ -1,0 +1,216 @@
+"""Composition of an algorithm with local optimisers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Layers, Reduce, Vectors
+from .chain import Local, check_chain, optimizers_of
+from .optimizer import LocalOptimizer
+
+PREFIX = "local."
+"""The names of the optimisers' state begin with this."""
+
+
+def with_local(algorithm: Algorithm, local: Local | None) -> Algorithm:
+    """Return the algorithm with the local steps of the optimisers.
+
+    The result has the class name and the fields of the algorithm, and also declares the optimisers' state. An algorithm
+    is returned unchanged where no optimiser changes its step: without any, with SAM, and with the plain `SGD()`.
+
+    Args:
+        algorithm: The algorithm, whose `direction` the optimisers transform.
+        local: The optimisers.
+
+    Raises:
+        ValueError: If the algorithm defines its own local step, or an optimiser is invalid.
+    """
+    check_chain(local)
+    optimizers = optimizers_of(local)
+    if not optimizers:
+        return algorithm
+    kind, text = type(algorithm), ", ".join(map(repr, optimizers))
+    if kind.step is not Algorithm.step:
+        raise ValueError(
+            f"Cannot use local={text} with {kind.__name__} because {kind.__name__} defines its own local step; use "
+            "local=fm.local.SAM(...) or an algorithm such as FedAvg"
+        )
+    try:
+        hash(optimizers)
+    except TypeError:
+        raise ValueError(
+            f"Cannot use local={text} because its fields may change during the run; use @dataclass(frozen=True) with "
+            "fields that are hashable"
+        ) from None
+    return _as(_composed_class(kind, optimizers), algorithm)  # type: ignore[arg-type]  # a class is hashable
+
+
+def _as(kind: type[Algorithm], algorithm: Algorithm) -> Algorithm:
+    """Return a copy of the algorithm, with the same fields, as an instance of another class."""
+    copied = copy.copy(algorithm)
+    object.__setattr__(copied, "__class__", kind)  # a frozen dataclass refuses the plain assignment
+    return copied
+
+
+@cache
+def _composed_class(kind: type[Algorithm], optimizers: tuple[LocalOptimizer, ...]) -> type[Algorithm]:
+    """Return a subclass of `kind` with these optimisers: one for all runs that have them, so that runs can merge."""
+    prefixes = [PREFIX] if len(optimizers) == 1 else [f"{PREFIX}{number}." for number in range(len(optimizers))]
+    body: dict[str, Any] = {
+        "__slots__": (),
+        "__doc__": kind.__doc__,
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "_local_chain": tuple(map(_Link, optimizers, prefixes)),
+        "_local_base": kind,
+    }
+    return type(kind.__name__, (_Composed, kind), body)
+
+
+class _Link(NamedTuple):
+    """An optimiser in a chain, and the prefix of its state's names in the algorithm."""
+
+    optimizer: LocalOptimizer
+    prefix: str
+
+    @property
+    def fields(self) -> list[tuple[str, Any]]:
+        """The declaration of the state as the algorithm's."""
+        return [(self.prefix + name, shape) for name, shape in map(_name_and_shape, self.optimizer.state)]
+
+    def initial(self, y: Tensor, c: ClientContext) -> Vectors:
+        """Return the state before the first step of a round, with a row for each client."""
+        given = c.own if self.optimizer.keep else c.msg if self.optimizer.average else None
+        s = {}
+        for name, shape in self.fields:
+            rows = (*y.shape[:-1], *_column(shape, c.layers))
+            s[name] = y.new_zeros(rows) if given is None else given[name].expand(rows)
+        return s
+
+    def update(self, d: Tensor, y: Tensor, s: Vectors, c: ClientContext) -> tuple[Tensor, Vectors]:
+        """Transform the direction; the state has the algorithm's names."""
+        own = {name: s[self.prefix + name] for name, _ in map(_name_and_shape, self.optimizer.state)}
+        got = self.optimizer.update(d, y, own, c.lr, c.layers)
+        _check_update(self.optimizer, got, y, own)
+        return got[0], {self.prefix + name: v for name, v in got[1].items()}
+
+
+class _Composed(Algorithm):
+    """The methods and declarations in which an algorithm with local optimisers differs from the algorithm alone."""
+
+    _local_chain: ClassVar[tuple[_Link, ...]]
+    _local_base: ClassVar[type[Algorithm]]
+    """The class of the algorithm alone."""
+
+    @property
+    def client_state(self) -> Sequence[Field]:
+        return (*self._local_alone().client_state, *self._local_kept())
+
+    @property
+    def server_state(self) -> Sequence[Field]:
+        return (*self._local_alone().server_state, *self._local_averaged())
+
+    @property
+    def down(self) -> Sequence[Field]:
+        return (*self._local_alone().down, *self._local_averaged())
+
+    @property
+    def up(self) -> Sequence[Field]:
+        return (*self._local_alone().up, *self._local_averaged())
+
+    @property
+    def reduce(self) -> Reduce:
+        return {**self._local_alone().reduce, **{name: (name, "avg") for name, _ in self._local_averaged()}}
+
+    def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
+        return super().broadcast(x, state, ctx) | _select(state, self._local_averaged())
+
+    def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
+        s = super().begin(y, c, grad)
+        for link in self._local_chain:
+            s = s | link.initial(y, c)
+        return s
+
+    def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        got: Any = self.direction(y, _without(s), c, grad, k)
+        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
+            raise ValueError(
+                f"{type(self).__name__}: 'direction' must return a tensor and a dictionary of tensors, got "
+                f"{type(got).__name__}"
+            )
+        d, s_next = got[0].expand_as(y), got[1]
+        for link in self._local_chain:
+            d, state = link.update(d, y, s, c)
+            s_next = s_next | state
+        return y - c.lr * d, s_next
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        uploads, own = super().finish(y, _without(s), c, grad)
+        return uploads | _select(s, self._local_averaged()), own | _select(s, self._local_kept())
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        x, new = super().server(x, state, agg, ctx)
+        return x, new | _select(agg, self._local_averaged())
+
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return None  # the algorithm's own estimate takes steps for gradients times η
+
+    def _local_alone(self) -> Algorithm:
+        """Return the algorithm alone. Its declarations may depend on each other."""
+        return _as(self._local_base, self)
+
+    def _local_kept(self) -> list[tuple[str, Any]]:
+        """Return the names and shapes of the state that clients keep."""
+        return [pair for link in self._local_chain if link.optimizer.keep for pair in link.fields]
+
+    def _local_averaged(self) -> list[tuple[str, Any]]:
+        """Return the names and shapes of the state that the server averages."""
+        return [pair for link in self._local_chain if link.optimizer.average for pair in link.fields]
+
+
+def _select(vectors: Vectors, fields: list[tuple[str, Any]]) -> Vectors:
+    return {name: vectors[name] for name, _ in fields}
+
+
+def _without(s: Vectors) -> Vectors:
+    """Return what belongs to the algorithm itself."""
+    return {name: v for name, v in s.items() if not name.startswith(PREFIX)}
+
+
+def _name_and_shape(field: Field) -> tuple[str, Any]:
+    """Return the name, and the shape as a tuple or "layers": an int has another meaning in `server_state`."""
+    if isinstance(field, str):
+        return field, ("D",)
+    name, shape = field
+    return name, (shape,) if isinstance(shape, int) else shape
+
+
+def _column(shape: Any, layers: Layers) -> tuple[int, ...]:
+    """Return the shape of a client's state; a number is a column."""
+    if shape == "layers":
+        return (len(layers),)
+    return tuple(layers.size if n == "D" else n for n in shape) or (1,)
+
+
+def _check_update(optimizer: LocalOptimizer, got: Any, y: Tensor, s: Vectors) -> None:
+    """Check what `update` returned."""
+    owner = type(optimizer).__name__
+    if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], Tensor) and isinstance(got[1], dict)):
+        kind = type(got).__name__
+        raise ValueError(f"{owner}: 'update' must return a direction and a dictionary of state, got {kind}")
+    d, new = got
+    if d.shape != y.shape:
+        raise ValueError(f"{owner}: 'update' must return a direction of shape {tuple(y.shape)}, got {tuple(d.shape)}")
+    if set(new) != set(s):
+        names, returned = (", ".join(v) or "nothing" for v in (s, new))
+        raise ValueError(f"{owner}: 'update' must return the state {names}, got {returned}")
+    for name, v in new.items():
+        if v.shape != s[name].shape:
+            raise ValueError(
+                f"{owner}: 'update' must return '{name}' of shape {tuple(s[name].shape)}, got {tuple(v.shape)}"
+            )

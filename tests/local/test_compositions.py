@@ -1,0 +1,142 @@
+"""Every algorithm with every local optimiser: engines agree, or the combination is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.algorithm import Algorithm
+from fedmos.local.compose import with_local
+from helpers.conformance import EACH, LOGISTIC, SEED, close, train
+
+EPOCHS = {"local_epochs": 1, "batch_size": 4}
+LOCALS = {
+    "SGD": fm.local.SGD(momentum=0.9, nesterov=True, weight_decay=0.1, keep=True),
+    "Adam": [fm.local.SAM(rho=0.05), fm.local.Adam(keep=True)],
+    "AdamW": fm.local.AdamW(weight_decay=0.1, average=True),
+    "Muon": [fm.local.SGD(), fm.local.Muon(average=True)],
+    "SAM": fm.local.SAM(rho=0.05),
+}
+OWN_STEP = {case.name for case in EACH if getattr(fm, case.name).step is not Algorithm.step}
+
+ALLOWED = [(case, name) for case in EACH for name in LOCALS if case.name not in OWN_STEP or name == "SAM"]
+REFUSED = [(case, name) for case in EACH for name in LOCALS if case.name in OWN_STEP and name != "SAM"]
+
+
+def test_methods_with_a_step_of_their_own():
+    """Those whose step is more than a direction."""
+    assert {"FedMoS", "GHBM", "LocalGHBM", "FedHBM", "Stem"} <= OWN_STEP
+    assert len(OWN_STEP) < len({case.name for case in EACH}) / 2
+
+
+def specification(case, name: str, lr: float = 0.02, **options) -> dict:
+    return (
+        {
+            "model": LOGISTIC.model(),
+            "data": LOGISTIC.data(),
+            "algorithm": case.make(lr),
+            "selection": fm.Uniform(m=3),
+            "rounds": 2,
+            "loss": LOGISTIC.loss,
+            "eval_every": 2,
+            "seed": SEED,
+            "device": "cpu",
+            "dtype": torch.float64,
+            "engine": "batched",
+            "local": LOCALS[name],
+        }
+        | EPOCHS
+        | options
+    )
+
+
+def same(a: fm.Result, b: fm.Result, tolerance: float = 1e-10) -> None:
+    close(a.params, b.params, tolerance)
+    assert set(a.server_state) == set(b.server_state)
+    for name, v in a.server_state.items():
+        close(v, b.server_state[name], tolerance, name)
+    for i in range(7):
+        for name, v in a.client_state(i).items():
+            close(v, b.client_state(i)[name], tolerance, f"{name} of client {i}")
+
+
+@pytest.mark.parametrize(("case", "name"), ALLOWED, ids=lambda v: str(v))
+def test_engines_and_merged_runs_agree(case, name):
+    """Client by client, as one program, and beside a run with another step size; steps differ between clients."""
+    loop = fm.run(**specification(case, name, engine="loop"))
+    merged = fm.run_many([specification(case, name), specification(case, name, lr=0.01)])
+    same(merged[0], loop)
+    assert (merged[1].params - merged[0].params).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(("case", "name"), REFUSED, ids=lambda v: str(v))
+def test_a_step_of_its_own_is_refused(case, name):
+    with pytest.raises(ValueError, match=rf"^Cannot use local=.* with {case.name} because {case.name} defines its own"):
+        fm.run(**specification(case, name))
+
+
+def test_the_sentence():
+    with pytest.raises(ValueError) as caught:
+        with_local(fm.FedMoS(lr=0.1), fm.local.SGD(momentum=0.9))
+    assert str(caught.value) == (
+        "Cannot use local=SGD(keep=False, average=False, momentum=0.9, nesterov=False, weight_decay=0.0) with FedMoS "
+        "because FedMoS defines its own local step; use local=fm.local.SAM(...) or an algorithm such as FedAvg"
+    )
+
+
+@pytest.mark.parametrize("name", LOCALS)
+def test_every_optimiser_makes_a_difference(name):
+    case = EACH[0]
+    bare, composed = (fm.run(**specification(case, name, local=local)).params for local in (None, LOCALS[name]))
+    assert (bare - composed).abs().max() > 1e-4
+
+
+def test_runs_with_the_same_optimiser_are_merged_into_one_program():
+    """Several seeds give the bits of runs alone; another optimiser is another program."""
+    case = EACH[0]
+    runs = [specification(case, "AdamW", seed=seed) for seed in (1, 2)] + [specification(case, "Adam")]
+    merged = fm.run_many(runs)
+    for result, one in zip(merged, runs, strict=True):
+        same(result, fm.run(**one), 1e-12)
+
+
+def test_the_algorithm_itself_stays_as_it_is():
+    algorithm = fm.FedCM(lr=0.1, alpha=0.2)
+    composed = with_local(algorithm, fm.local.Adam(average=True))
+    assert type(algorithm) is fm.FedCM
+    assert algorithm.server_state == ("D",)
+    assert repr(composed) == repr(algorithm)
+    assert isinstance(composed, fm.FedCM)
+    assert type(composed) is type(with_local(fm.FedCM(lr=0.3), fm.local.Adam(average=True)))
+    assert type(composed) is not type(with_local(algorithm, fm.local.Adam(average=True, beta1=0.5)))
+    assert replace(composed, lr=0.2).lr == 0.2
+    assert composed.down == ("x", "D", ("local.m", ("D",)), ("local.v", ("D",)), ("local.t", ()))
+    for local in (None, fm.local.SAM(), fm.local.SGD(), [fm.local.SAM(), fm.local.SGD()]):
+        assert with_local(algorithm, local) is algorithm
+
+
+@pytest.mark.parametrize(
+    ("local", "sentence"),
+    [
+        ("Adam", "run: 'local' must be an optimiser of fm.local or a list of them or None, got 'Adam'"),
+        ([], "run: 'local' must be an optimiser of fm.local or a list of them or None, got []"),
+        (
+            [fm.local.Adam(), fm.local.SAM()],
+            "Cannot use SAM after Adam in local= because SAM acts on the gradient, before every other optimiser; use "
+            "one SAM, first in the list",
+        ),
+        (
+            [fm.local.SAM(), fm.local.SAM()],
+            "Cannot use SAM after SAM in local= because SAM acts on the gradient, before every other optimiser; use "
+            "one SAM, first in the list",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_chain_is_refused(local, sentence):
+    with pytest.raises(ValueError) as caught:
+        train(LOGISTIC, fm.FedAvg(lr=0.1), "loop", rounds=1, local=local, **EPOCHS)
+    assert str(caught.value) == sentence
