@@ -103,7 +103,7 @@ class Layers(Mapping[str, Layer]):
     def split(self, v: Tensor) -> Vectors:
         """Return each parameter's part of vectors (…, D), as a view of shape (…, *shape)."""
         parts = zip(self._layers.items(), v.split(self._sizes, dim=-1), strict=True)
-        return {name: part.view(*v.shape[:-1], *layer.shape) for (name, layer), part in parts}
+        return {name: part.view((*v.shape[:-1], *layer.shape)) for (name, layer), part in parts}
 
     def join(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the vectors (…, D) of which `split` returns these parts."""

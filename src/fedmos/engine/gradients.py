@@ -55,10 +55,22 @@ class LocalGradient:
         return self._loss_gradient(y, self.batches.step(k), k)
 
     def perturbed(self, y: Tensor, e: Tensor) -> Tensor:
+        if self.task.sam_radius:
+            raise ValueError(
+                "Cannot use local=SAM(...) because the algorithm perturbs its gradients itself; use the algorithm alone"
+            )
         return self._regularised(self.raw(y + e), y)
 
+    def exact(self, y: Tensor) -> Tensor:
+        """Return the gradient at y on all local data, clipped and with weight decay but without SAM; to measure it."""
+        return self._regularised(self._loss_gradient(y, self.batches.all(), FULL), y)
+
     def _compute(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
-        return self._regularised(self._loss_gradient(y, batch, phase, b), y)
+        g = self._loss_gradient(y, batch, phase, b)
+        if self.task.sam_radius:
+            norm = g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)  # a gradient of zero stays zero
+            g = self._loss_gradient(y + self.task.sam_radius * (g / norm), batch, phase, b)
+        return self._regularised(g, y)
 
     def _loss_gradient(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)

@@ -160,7 +160,7 @@ class LocalBackend:
         rows = []
         for chunk in self.executor.chunks(ids):
             grad = self.executor.gradient(chunk, t)
-            rows.append(grad.unrows(grad.full(grad.start(x))))
+            rows.append(grad.unrows(grad.exact(grad.start(x))))
         return torch.cat(rows)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:

@@ -125,7 +125,7 @@ def _local_updates(state: FederatedState, ids: Tensor, weights: Tensor) -> tuple
         steps += int(active.sum())
         updates.update(zip(chunk, (gradient.unrows(y_next) - x).to(torch.float64), strict=True))
         if k == 0:
-            own = gradient.unrows(gradient.full(gradient.start(x)))
+            own = gradient.unrows(gradient.exact(gradient.start(x)))
             gradients.update(zip(chunk, own.to(torch.float64), strict=True))
 
     dry_run(state, Cohort.of(ids, weights, state.task.data), observe)
