@@ -227,7 +227,10 @@ class Nobody(fm.Selector):
     ("selector", "sentence"),
     [
         (Diary(declared=("steps",)), "Diary: 'state' must name place"),
-        (Asking(), "Asking: 'reports' must be of loss, start_loss, start_squared_loss, got 'mood'"),
+        (
+            Asking(),
+            "Asking: 'reports' must be of loss, start_loss, start_squared_loss, update_norm, gradient_noise, got 'mood'",
+        ),
         (Nobody(), "Nobody: 'select' must return at least one client, got none"),
     ],
     ids=["undeclared state", "unknown report", "empty cohort"],

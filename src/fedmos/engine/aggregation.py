@@ -78,8 +78,18 @@ def _factors(task: Task, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
 class PartialUpdate:
     """The part of a cohort's update that this process computes: sums by block, rows, reports, and new client state."""
 
-    def __init__(self, division: Division, declaration: Declaration, phase: Phase, x: Tensor, rank: int = 0) -> None:
-        self.division, self.x = division, x
+    def __init__(
+        self,
+        division: Division,
+        declaration: Declaration,
+        phase: Phase,
+        x: Tensor,
+        *,
+        reports: int = 0,
+        rank: int = 0,
+    ) -> None:
+        """`reports`: the number of reports of each client."""
+        self.division, self.x, self._rows = division, x, 1 + reports
         self.rules, self.shapes = declaration.rules(phase), declaration.sums(phase)
         self.rows: dict[str, dict[int, Tensor]] = {name: {} for name, (_, rule) in self.rules.items() if rule == "each"}
         """For each sum of the rule "each", the clients' rows by position in the cohort."""
@@ -135,8 +145,10 @@ class PartialUpdate:
         return {name: shape for name, shape in self.shapes.items() if name not in self.rows}
 
     def report(self) -> Tensor:
-        """Return the reports of the clients computed here, (2, M)."""
-        return concat(self._reports, dim=1) if self._reports else self.x.new_empty((2, 0), dtype=torch.float64)
+        """Return the largest values and the reports of the clients computed here, (1 + reports, M)."""
+        if self._reports:
+            return concat(self._reports, dim=1)
+        return self.x.new_empty((self._rows, 0), dtype=torch.float64)
 
     def samples(self) -> Tensor:
         """Return the number of per-sample gradients that each client computed here, (M,)."""

@@ -48,6 +48,8 @@ class PhaseInput(NamedTuple):
     timing: RoundTiming | None
     """Tells which clients miss the deadline; None where no client can."""
     policy: UpdatePolicy
+    reports: tuple[str, ...] = ()
+    """The names of the numbers that clients report from their local training; see `fedmos.engine.reports`."""
 
 
 class CohortUpdate(NamedTuple):
@@ -60,7 +62,7 @@ class CohortUpdate(NamedTuple):
     states: tuple[Tensor, Vectors]
     """Ids of the kept clients whose state this process stores, and their new state."""
     report: Tensor
-    """(2, kept), float64, on the device: the largest absolute value of each upload, and the mean training loss."""
+    """(1 + reports, kept), float64, on the device: the largest absolute value of each upload, then the reports."""
 
 
 class NonFiniteUpdate(Exception):
@@ -130,7 +132,7 @@ class Backend(Protocol):
         """Return ∇f_i(x), (M, D). Raises `UnresponsiveClients` like `losses`."""
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
-        """Return what clients report about their data at the model x they received, (M,) each, float64."""
+        """Return those of these reports that clients give about their data at x, which they received: (M,), float64."""
 
     def traffic(self, declared: tuple[int, int]) -> tuple[int, int]:
         """Return the bytes sent down and up in this round: measured where messages travel, otherwise `declared`."""

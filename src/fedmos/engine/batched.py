@@ -33,7 +33,8 @@ class Batched(LocalGradient):
 
     def descend(self, y: Tensor, lr: Tensor) -> Tensor:
         task, program, k = self.task, self.task.program, self.k
-        if k is None or not program.compiles or not program.descends or task.clip is not None or task.sam_radius:
+        unfused = not program.descends or task.clip is not None or bool(task.sam_radius) or self._noise is not None
+        if k is None or not program.compiles or unfused:
             return super().descend(y, lr)
         batch = self.batches.step(k)
         if batch.positions.shape[1] > (width := self._width(batch)):

@@ -23,6 +23,7 @@ from .graphs import Graphs
 from .job import Job, JobNumbers, JobResult, Phase, expand_runs, pack, pad_job, unpack
 from .local_update import local_update
 from .loop import Loop
+from .reports import report_row
 from .task import Task
 
 _METHODS: dict[Phase, str] = {"prepare": "prepare", "train": "finish"}
@@ -76,7 +77,7 @@ class JobExecutor:
         if observer is None:
             width = self._padded_width(width)
             job = self.pad(job)
-        key = (job.phase, job.runs, job.ids.shape[0], width, steps, self.captured_size(job))
+        key = (job.phase, job.runs, job.ids.shape[0], width, steps, job.reports, self.captured_size(job))
 
         def body(numbers: Tensor, x: Tensor, *vectors: Tensor) -> Outputs:
             msg = dict(zip(job.msg, vectors[: len(job.msg)], strict=True))
@@ -137,6 +138,8 @@ class JobExecutor:
         self.task.model.training_mode()
         captured = self._graphs is not None and observer is None
         grad = self._gradient(job, numbers, width, steps, captured)
+        if "gradient_noise" in job.reports:
+            grad.measure_noise()
         c = self._context(job, numbers, x, grad, captured)
         algorithm = with_fields(self.algorithm, numbers.fields)
         uploads, own = self._phase(job.phase, algorithm, c, grad, observer)
@@ -211,11 +214,11 @@ class JobExecutor:
 
 
 def _report(job: Job, uploads: Vectors, own: Vectors, grad: LocalGradient) -> Tensor:
-    """(runs, 2, M), float64: the largest absolute value that each client sends or keeps, and its training loss."""
+    """(runs, 1 + reports, M), float64: the largest absolute value that a client sends or keeps, and its reports."""
     sent = [v.flatten(1) if v.ndim > 1 else v[:, None] for v in (*uploads.values(), *own.values())]
     largest = max_abs(sent or [job.x.new_zeros(len(job.ids), 1)])
-    each = [v.to(torch.float64).view(job.runs, -1) for v in (largest, grad.reported())]
-    return torch.stack(each, dim=1)
+    rows = [largest, *(report_row(name, uploads, grad) for name in job.reports)]
+    return torch.stack([v.to(torch.float64).view(job.runs, -1) for v in rows], dim=1)
 
 
 def max_abs(vectors: Sequence[Tensor]) -> Tensor:

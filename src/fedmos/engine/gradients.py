@@ -35,6 +35,7 @@ class LocalGradient:
         """The current step; None after the last."""
         self.calls: list[Call] = []
         self._losses: dict[int, Tensor] = {}
+        self._noise: _Noise | None = None
 
     def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
         """Return the mean losses, (M,), and their gradients, shaped as y or with a row per client."""
@@ -75,6 +76,8 @@ class LocalGradient:
     def _loss_gradient(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         loss, g = self.loss_and_gradient(y, batch)
         self._record(loss, Call(phase, b, self.k))
+        if self._noise is not None and phase == self.k:
+            self._noise.add(phase, g, self.active(phase))
         return g
 
     def _regularised(self, g: Tensor, y: Tensor) -> Tensor:
@@ -104,6 +107,21 @@ class LocalGradient:
         active = torch.stack([self.active(k) for k in self._losses])
         losses = torch.stack(list(self._losses.values()))
         return torch.where(active, losses, 0).sum(0) / active.sum(0)
+
+    def measure_noise(self) -> None:
+        """Have the gradients of the steps measured for `noise`."""
+        self._noise = _Noise()
+
+    def noise(self) -> Tensor:
+        """Return Σ_k ‖g_k − g_{k−1}‖²/(2 (K − 1)) of each client, (M,), an estimate of its gradients' variance.
+
+        g_k is the first gradient of step k, of the loss alone. Differences of successive gradients contain the noise of
+        both and hardly any of the drift of y. A client with a single step, which has all its data in one batch,
+        reports zero.
+        """
+        if self._noise is None or self._noise.total is None:
+            return torch.zeros(len(self.chunk.ids), device=self.task.model.device)
+        return self._noise.total / (2 * self._noise.pairs).clamp(min=1)
 
     def weights(self, batch: SampleBatch) -> Tensor:
         """Return the weight of each sample in the loss of its client's batch, (M, L)."""
@@ -143,6 +161,26 @@ class LocalGradient:
     def unrows(v: Tensor) -> Tensor:
         """Convert an algorithm's tensor to one with a row per client; a tensor that clients share stays as it is."""
         return v
+
+
+class _Noise:
+    """Sums of the squared differences of successive step gradients."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.pairs = torch.zeros(())
+        self._last: tuple[int, Tensor] | None = None
+
+    def add(self, k: int, g: Tensor, active: Tensor) -> None:
+        """Add the first gradient of step k; later ones of the same step are ignored."""
+        if self._last is not None and self._last[0] == k:
+            return
+        if self._last is not None:
+            squared = torch.where(active, ((g - self._last[1]) ** 2).sum(-1).reshape(-1), 0)
+            first = self.total is None
+            self.total = squared if self.total is None else self.total + squared
+            self.pairs = active.to(squared) if first else self.pairs + active
+        self._last = (k, g)
 
 
 def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class Job(NamedTuple):
     """By sum, the factor of each client's upload, (M,)."""
     width: int
     """The largest number of samples in the whole cohort."""
+    reports: tuple[str, ...] = ()
+    """The names of the numbers that clients report; see `fedmos.engine.reports`."""
     fields: Mapping[str, list[float]] = {}
     """Fields of the algorithm that differ between runs."""
     runs: int = 1
@@ -55,7 +57,7 @@ class JobResult(NamedTuple):
     sums: Vectors
     """Σ factor · upload over the clients, (D,), where the job computed it (on a GPU)."""
     report: Tensor
-    """(2, M), float64: the largest absolute value that a client sends or keeps, and its training loss."""
+    """(1 + reports, M), float64: the largest absolute value that a client sends or keeps, then its reports in order."""
     samples: Callable[[], Tensor]
     """(M,), on the CPU: the number of per-sample gradients that each client computed."""
 

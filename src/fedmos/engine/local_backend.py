@@ -20,6 +20,7 @@ from .inference import client_losses
 from .job import Job
 from .rank_exchange import AcrossRanks, Exchange, Gathered, SingleProcess
 from .ranks import Ranks
+from .reports import AT_START
 from .simulated_clock import Clock
 from .task import Task
 from .work_queue import ImmediateQueue, WorkQueue
@@ -86,7 +87,14 @@ class LocalBackend:
             return [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(width)]
 
         division = self._exchange.divide(S, width, costs)
-        partial = PartialUpdate(division, self.executor.declaration, given.phase, given.x, self._ranks.rank)
+        partial = PartialUpdate(
+            division,
+            self.executor.declaration,
+            given.phase,
+            given.x,
+            reports=len(given.reports),
+            rank=self._ranks.rank,
+        )
         state_of = self._exchange.client_state(cohort.ids, division, given.x)
         began = perf_counter()
         for positions in self._chunks(division.mine, width):
@@ -116,6 +124,7 @@ class LocalBackend:
             last=self.clients.last[ids],
             factors=factors,
             width=cohort.max_samples,
+            reports=given.reports,
         )
 
     def _chunks(self, mine: Tensor, width: int) -> list[Tensor]:
@@ -164,7 +173,7 @@ class LocalBackend:
         return torch.cat(rows)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
-        wanted = [name for name in names if name != "loss"]
+        wanted = [name for name in names if name in AT_START]
         if not wanted or not len(ids):
             return {}
         positions = [torch.arange(int(n)) for n in self.task.data.sizes[ids]]

@@ -103,7 +103,7 @@ class MergedRuns:
         if not self._merge:
             return number
         size = None if self._merged.plan.fixed_shapes else len(self._executor(number).pad(job).ids)
-        return job.phase, job.ctx.t, self._merged.captured_size(job), size
+        return job.phase, job.reports, job.ctx.t, self._merged.captured_size(job), size
 
     def execute(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
         """Execute compatible jobs, each given with the number of its run."""
@@ -175,6 +175,7 @@ class MergedRuns:
             last=torch.cat([job.last for _, job in jobs]),
             factors={name: torch.cat([job.factors[name] for _, job in jobs]) for name in first.factors},
             width=max(job.width for _, job in jobs),
+            reports=first.reports,
             fields={
                 name: [float(getattr(self._runs[number].algorithm, name)) for number, _ in jobs]
                 for name in self._fields

@@ -30,7 +30,7 @@ class Gathered(NamedTuple):
     rows: Vectors
     """(S, …) for each sum of the rule "each"; zeros for clients that were left out."""
     report: Tensor
-    """(2, S)."""
+    """(1 + reports, S)."""
     samples: Tensor
     """(S,)."""
 
@@ -129,12 +129,12 @@ class AcrossRanks:
     def _gather_reports(self, partial: PartialUpdate) -> tuple[Tensor, Tensor]:
         """Return the reports and sample counts of every client of the cohort."""
         division, report = partial.division, partial.report()
-        table = torch.zeros((3, division.S), dtype=torch.float64)
+        table = torch.zeros((len(report) + 1, division.S), dtype=torch.float64)
         table[:, division.mine] = torch.cat([report.cpu(), partial.samples()[None].to(torch.float64)])
         tables = self._ranks.all_gather(table)
         ranks = [division.owner[n // division.width] for n in range(division.S)]
         whole = torch.stack([tables[rank][:, n] for n, rank in enumerate(ranks)], dim=1)
-        return whole[:2].to(report.device), whole[2].to(torch.int64)
+        return whole[:-1].to(report.device), whole[-1].to(torch.int64)
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         states, ranks, division = partial.states, self._ranks, partial.division

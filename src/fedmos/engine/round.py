@@ -56,7 +56,7 @@ class RoundState:
     update: CohortUpdate | None
     """None if the round is abandoned."""
     report: Tensor
-    """(2, kept), on the device; see `CohortUpdate`."""
+    """(1 + reports, kept), on the device; see `CohortUpdate`."""
     changed: list[Tensor]
     """The model and the server state that the round changed."""
 
@@ -72,8 +72,8 @@ class QueuedMetrics(NamedTuple):
 class RoundResults(NamedTuple):
     """The values that are read from the device at the end of a round."""
 
-    losses: Tensor
-    """The training losses of the kept clients."""
+    reports: Vectors
+    """By name, what the kept clients report from their local training."""
     metrics: dict[str, float]
     finite: bool
     """Whether all values of the round are finite."""
@@ -137,7 +137,8 @@ async def _run_phases(
                 return TrainingResult(server_state, prepared)
             server_state = server_state | prepared.sums
         message = broadcast(state, server_state, ctx)
-        update = await state.backend.run_phase(cohort, given._replace(phase="train", msg=message), observer)
+        given = given._replace(phase="train", msg=message, reports=state.reports)
+        update = await state.backend.run_phase(cohort, given, observer)
     except NonFiniteUpdate as error:
         client = state.task.data.label(error.client)
         raise DivergenceError(
@@ -166,7 +167,7 @@ async def server_step(
     """
     cohort = sampled.cohort
     if training is None:
-        return _abandoned(state, cohort, torch.empty((2, 0), dtype=torch.float64, device=state.x.device))
+        return _abandoned(state, cohort, torch.empty((1, 0), dtype=torch.float64, device=state.x.device))
     update, report = training.update, training.update.report
     if update.kept.ids.shape[0] < state.quorum(cohort):
         return _abandoned(state, cohort, report)
@@ -217,9 +218,9 @@ async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetric
 async def read_results(state: FederatedState, new: RoundState, queued: QueuedMetrics | None) -> RoundResults:
     """Read the results of the round from the device in one transfer."""
     values = [] if queued is None else [queued.values]
-    largest, (sent, losses), *metrics = await state.backend.read([_largest(new.changed), new.report, *values])
+    largest, (sent, *reports), *metrics = await state.backend.read([_largest(new.changed), new.report, *values])
     return RoundResults(
-        losses=losses,
+        reports=dict(zip(state.reports, reports, strict=False)),  # an abandoned round has none
         metrics=dict(zip(state.backend.evaluator.names, metrics[0].tolist(), strict=True)) if metrics else {},
         finite=isfinite(largest) and isfinite(sent.sum()),
     )
@@ -238,7 +239,7 @@ def commit(
     kept = sampled.cohort.ids[:0] if update is None else update.kept.ids
     selection = state.sampler.next_state(sampled, kept, timing.seconds())
     if update is not None and state.sampler.selector.reports:
-        selection = state.sampler.with_reports(selection, kept, _reports(state, kept, results.losses))
+        selection = state.sampler.with_reports(selection, kept, _reports(state, kept, results.reports))
 
     def write() -> None:
         if update is not None:
@@ -265,12 +266,13 @@ def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> No
         complete(_run_phases(state, cohort, None, observer))
 
 
-def _reports(state: FederatedState, kept: Tensor, losses: Tensor) -> Vectors:
+def _reports(state: FederatedState, kept: Tensor, trained: Vectors) -> Vectors:
     """Return what the kept clients report to the selector."""
     names = state.sampler.selector.reports
-    training = {"loss": losses} if "loss" in names else {}
     at_start = state.backend.reports(state.x, kept, names)
-    return training | {name: as_sent(v, state.x) for name, v in at_start.items()}
+    return {name: v for name, v in trained.items() if name in names} | {
+        name: as_sent(v, state.x) for name, v in at_start.items()
+    }
 
 
 def _largest(vectors: list[Tensor]) -> Tensor:

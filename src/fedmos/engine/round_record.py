@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .cohort import SampledCohort
+from .reports import AT_START
 from .round_timing import RoundTiming, Traffic
 from .state import FederatedState
 
@@ -18,7 +19,7 @@ def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
     reports = state.sampler.selector.reports
     traffic = Traffic(
         down=state.wire.down,
-        up=state.wire.up(state.t, len(reports)),
+        up=state.wire.up(state.t, state.numbers_up),
         wire=state.wire,
     )
     return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
@@ -47,8 +48,8 @@ def describe_round(
 
 
 def _evaluates_data(reports: Any) -> bool:
-    """Whether clients evaluate their data for these reports; the training loss needs no extra evaluation."""
-    return any(name != "loss" for name in reports)
+    """Whether clients evaluate their data for these reports."""
+    return any(name in AT_START for name in reports)
 
 
 def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
@@ -59,6 +60,6 @@ def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
 
 
 def _bytes_up(state: FederatedState, sampled: SampledCohort) -> int:
-    each = state.wire.up(state.t, len(state.sampler.selector.reports))
+    each = state.wire.up(state.t, state.numbers_up)
     probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
     return len(sampled.cohort.ids) * each + probes

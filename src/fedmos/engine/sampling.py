@@ -14,7 +14,7 @@ from torch import Tensor
 from ..algorithm import Vectors
 from ..core.formatting import format_value
 from ..selection.availability import Always, Availability
-from ..selection.selector import REPORTS, Selector, View
+from ..selection.selector import Selector, View
 from .backend import Backend, UnresponsiveClients
 from .cohort import Cohort, Probe, SampledCohort
 from .task import Task
@@ -41,9 +41,6 @@ class CohortSampler:
         availability: Availability | None,
         last: Tensor,
     ) -> None:
-        for name in selector.reports:
-            if name not in REPORTS:
-                raise ValueError(f"{type(selector).__name__}: 'reports' must be of {', '.join(REPORTS)}, got {name!r}")
         N = len(task.data)
         self.selector = selector
         unknown = torch.full((N,), torch.nan, dtype=torch.float64)

@@ -24,6 +24,7 @@ from .declaration import Declaration
 from .lr_schedule import Decay, decayed
 from .rank_exchange import collect_states
 from .ranks import Ranks
+from .reports import check_reports, in_training, sent_apart
 from .sampling import CohortSampler
 from .simulated_clock import System
 from .snapshot import Snapshot
@@ -57,6 +58,11 @@ class FederatedState:
         self.m = getattr(self.selector, "m", None)
         """The cohort size of the selector, before over-selection."""
         chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
+        check_reports(chosen, self.declaration, self.task)
+        self.reports = in_training(chosen.reports)
+        """The reports that clients give from their local training."""
+        self.numbers_up = len(sent_apart(chosen.reports, self.declaration))
+        """The numbers that each client of a cohort sends in addition to its uploads."""
         self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last)
         self.lr = decayed(self.algorithm.lr, self.lr_decay)
         """The step size of a round."""

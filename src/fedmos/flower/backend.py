@@ -23,6 +23,7 @@ from ..engine.client_store import ClientStore
 from ..engine.cohort import Cohort
 from ..engine.declaration import Declaration
 from ..engine.job import JobResult
+from ..engine.reports import AT_START, sent_apart
 from ..engine.task import Task
 from ..engine.work_queue import read_values
 from ..evaluation.measurable import measurable
@@ -99,7 +100,7 @@ class FlowerBackend:
         S = len(cohort.ids)
         width = block_width(S, self._plan, given.x.device, 1)
         division = Division(S, width, [0] * -(S // -width), all_positions(S), ())
-        partial = PartialUpdate(division, self._declaration, given.phase, given.x)
+        partial = PartialUpdate(division, self._declaration, given.phase, given.x, reports=len(given.reports))
         result = self._train(cohort, given)
         finite = result.report[0].cpu().isfinite()
         factors = upload_factors(self._task, partial.rules, cohort.ids, cohort.weights)
@@ -116,7 +117,8 @@ class FlowerBackend:
         """Ask the clients for their uploads; those that fail are marked as non-finite in the report."""
         prepare = given.phase == "prepare"
         kind, shapes = wire.PREPARE if prepare else wire.TRAIN, self._declaration.up(given.phase)
-        reports = [] if prepare else list(self._reply_policy.reports)
+        asked = [] if prepare else [*given.reports, *(n for n in self._reply_policy.reports if n in AT_START)]
+        reports = sent_apart(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
         dtype = self._task.model.dtype
         sends_x = "x" in self._declaration.down
@@ -124,12 +126,13 @@ class FlowerBackend:
         self._late |= replies.late
         self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
         position = {i: row for row, i in enumerate(cohort.ids.tolist())}
-        report = torch.full((2, len(cohort.ids)), torch.nan, dtype=torch.float64)
+        report = torch.full((1 + len(given.reports), len(cohort.ids)), torch.nan, dtype=torch.float64)
         uploads = {name: torch.zeros((len(cohort.ids), *shape), dtype=given.x.dtype) for name, shape in shapes.items()}
         for i, reply in replies.accepted.items():
             report[0, position[i]] = 0  # the reply is validated: all its values are finite
-            if "loss" in reply.numbers:
-                report[1, position[i]] = reply.numbers["loss"][0]
+            for row, name in enumerate(given.reports, start=1):
+                number = reply.numbers[name] if name in reply.numbers else reply.vectors[name]
+                report[row, position[i]] = number.item()
             for name, v in reply.vectors.items():
                 uploads[name][position[i]] = v
         device = given.x.device
@@ -179,7 +182,7 @@ class FlowerBackend:
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
         """Return the reports that came with the updates."""
-        wanted = [name for name in names if name != "loss"]
+        wanted = [name for name in names if name in AT_START]
         found = {name: [self._reports[i][name][0] for i in ids.tolist()] for name in wanted}
         return {name: torch.stack(v).to(torch.float64) for name, v in found.items() if v}
 

@@ -22,6 +22,7 @@ from ..engine.declaration import Declaration, Shapes, check_declaration
 from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
+from ..engine.reports import in_training, uploaded_numbers
 from ..engine.state import initial_client_state
 from ..engine.task import on_device
 from ..engine.task_check import check_fit
@@ -110,19 +111,20 @@ class ClientRuntime:
 
     def _run_phase(self, phase: Phase, header: Mapping[str, Any], content: RecordDict) -> _Payload:
         """Run the extra phase or local training; the latter updates the client's stored state."""
-        reports = _parse_reports(header["reports"])
         declaration = Declaration(self.algorithm, self.model.layers)
+        reports = _parse_reports(header["reports"], declaration)
         message = {} if phase == "prepare" else declaration.message
         x, msg = self._receive(header, content, message, needs_x="x" in declaration.down)
         t, last, folder = header["round"], header["last"], self._folder(header)
         state = folder.load_state(last, initial_client_state(self.algorithm, self.model))
         backend = self._backend(header["p"])
-        result = backend.executor.execute(self._make_job(phase, header, x, msg, state))
+        trained = in_training(reports)
+        result = backend.executor.execute(self._make_job(phase, header, x, msg, state)._replace(reports=trained))
         if not bool(result.report[0, 0].isfinite()):
             raise ValueError(f"The update of client {self.name} in round {t + 1} is not finite")
         numbers = {name: v.to(x.dtype) for name, v in backend.reports(x, _ONLY_CLIENT, reports).items()}
-        if "loss" in reports:
-            numbers["loss"] = result.report[1, :1].to(x.dtype)
+        for row, name in enumerate(trained, start=1):
+            numbers[name] = result.report[row, :1].to(x.dtype)
         uploads = {name: v[0] for name, v in result.uploads.items()}
         if phase == "train":
             folder.save_state(t, last, state | {name: v[0] for name, v in result.own.items()})
@@ -200,8 +202,8 @@ def _client_data(deployment: Deployment, load: LoadClientData | None, number: in
     return client_part(data, 0)
 
 
-def _parse_reports(text: str) -> list[str]:
+def _parse_reports(text: str, declaration: Declaration) -> list[str]:
     reports = text.split(",") if text else []
-    if not set(reports) <= set(REPORTS):
+    if not set(reports) <= {*REPORTS, *uploaded_numbers(declaration)}:
         raise wire.RefusedError(f"there are no reports {format_value(text)}")
     return reports

@@ -17,8 +17,10 @@ REPORTS = {
     "loss": "mean over a client's local steps of the loss at each step's first gradient",
     "start_loss": "mean loss over a client's data at the model it received",
     "start_squared_loss": "mean squared loss over a client's data at the model it received",
+    "update_norm": "Euclidean norm of a client's upload 'delta'; without one, of all its uploads as one vector",
+    "gradient_noise": "estimated variance of a client's stochastic gradients, from differences of successive steps",
 }
-"""The numbers that a selector can have clients report after their local training."""
+"""The built-in numbers that a selector can have clients report after their local training."""
 
 
 def _no_clients(*_: Any) -> Tensor:
@@ -148,7 +150,11 @@ class Selector:
 
     @property
     def reports(self) -> Sequence[str]:
-        """The reports, of `REPORTS`, that every client of a cohort sends after its local training."""
+        """The reports that every client of a cohort sends after its local training.
+
+        A name is one of `REPORTS`, or that of a number, of shape (), that the algorithm uploads; the latter costs no
+        extra bytes.
+        """
         return ()
 
     @property
