@@ -1,9 +1,15 @@
 """The examples that users copy: they run, learn, and give results per client."""
 
+import ast
 import importlib.util
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
+
+import fedmos as fm
+from helpers.conformance import COHORTS, LOGISTIC, LR, close
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -44,3 +50,45 @@ def test_a_hugging_face_classifier_learns_from_text():
     assert result.history[-1].metrics["auc"] > 0.68
     assert result.history[-1].test_loss < result.history[0].test_loss
     assert result.predict(data.client(0)[0]).shape == (402, 2)
+
+
+METHODS = sorted(path.stem for path in (EXAMPLES / "methods").glob("*.py"))
+
+
+def method(name) -> type[fm.Algorithm]:
+    """The one algorithm of an example."""
+    module = load(f"methods/{name}")
+    (kind,) = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == module.__name__]
+    return kind
+
+
+def test_methods_are_listed():
+    page = (EXAMPLES / "methods" / "README.md").read_text("utf-8")
+    assert len(METHODS) == 19
+    assert all(f"[{name}.py]({name}.py)" in page for name in METHODS)
+
+
+def run(algorithm, engine) -> fm.Result:
+    """A short run in float64 of clients with different numbers of steps."""
+    work = {"rounds": 6, "local_epochs": 2, "batch_size": 4, "dtype": torch.float64, "engine": engine}
+    return fm.run(LOGISTIC.model(), LOGISTIC.data(), algorithm, fm.FixedCohorts(COHORTS), **work)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_have_25_lines_learn_and_run_on_both_engines(name):
+    (body,) = [n for n in ast.parse((EXAMPLES / f"methods/{name}.py").read_text()).body if isinstance(n, ast.ClassDef)]
+    assert body.end_lineno - body.decorator_list[0].lineno < 25
+    lr = 0.01 if name in ("diloco", "fedadamw") else LR  # steps of Adam are as long as η
+    loop, batched = (run(method(name)(lr=lr), engine) for engine in ("loop", "batched"))
+    close(loop.params, batched.params, 1e-10)
+    assert loop.history[-1].train_loss < loop.history[0].train_loss
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if hasattr(fm, method(name).__name__)])
+def test_methods_are_the_built_in_ones(name):
+    example = method(name)(lr=LR)
+    given = {f.name: getattr(example, f.name) for f in fields(example)} | (
+        {"average": True} if name == "fedexp" else {}
+    )
+    built_in = getattr(fm, type(example).__name__)(**given)
+    close(run(example, "batched").params, run(built_in, "batched").params, 1e-12)

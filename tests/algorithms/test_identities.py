@@ -135,6 +135,46 @@ IDENTITIES = {  # name: where it holds, and two algorithms that are one there
     "… with option 1, too": ("one client", lambda: fm.Scaffold(lr=LR, option=1), avg),
     "Mime of one client is FedAvg": ("one client, full", lambda: fm.Mime(lr=LR), avg),
     "Stem of one client is FedAvg": ("one client, full", lambda: fm.Stem(lr=LR, a=0.4), avg),
+    "FedNova with equal K is FedAvg": ("full", lambda: fm.FedNova(lr=LR), avg),
+    "FedExP with a large ε is FedAvg": ("any", lambda: fm.FedExP(lr=LR, eps=1e9), avg),
+    "FedExP of one client is FedAvg": ("one client", lambda: fm.FedExP(lr=LR), avg),
+    "FedAvgMom β=1 is FedAvg": ("any", lambda: fm.FedAvgMom(lr=LR, beta=1), avg),
+    "FedAvgMom is FedCM": ("any", lambda: fm.FedAvgMom(lr=LR, beta=0.3), lambda: fm.FedCM(lr=LR, alpha=0.3)),
+    "FedAvgMom's γ is ηK": (
+        "Σw=1",
+        lambda: fm.FedAvgMom(lr=LR, beta=0.3, gamma=3 * LR),
+        lambda: fm.FedAvgMom(lr=LR, beta=0.3),
+    ),
+    "ScaffoldM β=1 is Scaffold": ("any", lambda: fm.ScaffoldM(lr=LR, beta=1), lambda: fm.Scaffold(lr=LR)),
+    "ScaffoldM of one client is FedAvgMom": (
+        "one client",
+        lambda: fm.ScaffoldM(lr=LR, beta=0.3),
+        lambda: fm.FedAvgMom(lr=LR, beta=0.3),
+    ),
+    "FedGamma ρ=0 is Scaffold": ("any", lambda: fm.FedGamma(lr=LR, rho=0), lambda: fm.Scaffold(lr=LR)),
+    "FedSpeed ρ=0 is FedDyn": (
+        "any",
+        lambda: fm.FedSpeed(lr=LR, lam=0.3, rho=0),
+        lambda: fm.FedDyn(lr=LR, alpha=0.3),
+    ),
+    "FedSMOO ρ=0 is FedDyn": (
+        "any",
+        lambda: fm.FedSMOO(lr=LR, lam=0.3, rho=0),
+        lambda: fm.FedDyn(lr=LR, alpha=0.3),
+    ),
+    "FedLESAM ρ=0 is FedAvg": ("any", lambda: fm.FedLESAM(lr=LR, rho=0), avg),
+    "FedACG λ=0 is FedProx": (
+        "any",
+        lambda: fm.FedACG(lr=LR, lam=0, beta=0.3),
+        lambda: fm.FedProx(lr=LR, mu=0.3),
+    ),
+    "FedSWA ρ=α=1 is FedAvg": ("any", lambda: fm.FedSWA(lr=LR, rho=1, alpha=1), avg),
+    "FedSWA is FedAvg for one step": (
+        "K=1",
+        lambda: fm.FedSWA(lr=LR, alpha=0.7),
+        lambda: fm.FedAvg(lr=LR, server_lr=0.7),
+    ),
+    "FedInit β=0 is FedAvg": ("any", lambda: fm.FedInit(lr=LR, beta=0), avg),
 }
 
 

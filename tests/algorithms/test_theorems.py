@@ -62,6 +62,9 @@ def test_scaffold_variates_are_gradients(option, engine):
         (lambda: fm.Scaffold(lr=LR, option=1), "c", "c_i"),
         (lambda: fm.Scaffold(lr=LR, option=2), "c", "c_i"),
         (lambda: fm.FedDyn(lr=LR, alpha=0.3), "h", "lambda_i"),
+        (lambda: fm.ScaffoldM(lr=LR, beta=0.3), "c", "c_i"),
+        (lambda: fm.FedGamma(lr=LR), "c", "c_i"),
+        (lambda: fm.FedSMOO(lr=LR, lam=0.3), "h", "h_i"),
     ],
 )
 def test_server_variate_is_the_mean_of_the_clients(make, server, client, engine):
@@ -82,8 +85,9 @@ HETEROGENEOUS = quadratic(sizes=(5, 9, 3, 4), importance=(0.55, 0.05, 0.3, 0.1),
         lambda: fm.Scaffold(lr=0.25, option=2),
         lambda: fm.FedDyn(lr=0.25, alpha=1.0),
         lambda: fm.Mime(lr=0.25),
+        lambda: fm.ScaffoldM(lr=0.25, beta=0.8),
     ],
-    ids=["Scaffold 1", "Scaffold 2", "FedDyn", "Mime"],
+    ids=["Scaffold 1", "Scaffold 2", "FedDyn", "Mime", "ScaffoldM"],
 )
 def test_drift_is_corrected(make, engine):
     """With everyone, full batches and K > 1, these reach the minimum of Σ p_i f_i …"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import cache
@@ -27,6 +29,16 @@ every_case = pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_algorithm_goes_untested():
     """The table names every algorithm there is, and nothing else."""
     assert {c.name for c in CASES} == set(fm.algorithms())
+
+
+@pytest.mark.parametrize("case", list({c.name: c for c in CASES}.values()), ids=lambda c: c.name)
+def test_defaults_are_those_of_the_equations(case):
+    """Every hyper-parameter but η is one of the recursion, with the same default."""
+    fields = {f.name: f.default for f in dataclasses.fields(case.make()) if f.name != "lr"}
+    _, *parameters = inspect.signature(case.recursion).parameters.values()
+    assert {name: None if v is dataclasses.MISSING else v for name, v in fields.items()} == {
+        p.name: None if p.default is p.empty else p.default for p in parameters
+    }
 
 
 def replayed(problem: Problem, **work: Any) -> Callable[[int, int], Batches]:

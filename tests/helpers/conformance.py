@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import fedmos as fm
-from helpers import reference
+from helpers import reference, reference_recent
 from helpers.problems import Problem, logistic, quadratic
 
 LR, SEED, ROUNDS = 0.08, 5, 9
@@ -28,12 +28,14 @@ DEVICE = os.environ.get("FEDMOS_TEST_DEVICE", "cpu")
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration: the library's class of that name, and the recursion of that name in `reference`."""
+    """A configuration: the library's class of that name, and the recursion of that name in the reference modules."""
 
     name: str
     wire: tuple[int, int]
     """Vectors down and up per client and round."""
     fields: dict[str, Any] = field(default_factory=dict)
+    numbers: int = 0
+    """Single numbers up per client and round, besides the vectors."""
 
     def make(self, lr: float = LR) -> fm.Algorithm:
         return getattr(fm, self.name)(lr=lr, **self.fields)
@@ -45,14 +47,15 @@ class Case:
 
     @property
     def recursion(self) -> Callable:
-        return getattr(reference, self.name.lower())
+        name = self.name.lower()
+        return getattr(reference, name, None) or getattr(reference_recent, name)
 
     def __str__(self) -> str:
         return f"{self.name}({','.join(f'{name}={value}' for name, value in self.fields.items())})"
 
 
-def case(name: str, down: int, up: int, **fields: Any) -> Case:
-    return Case(name, (down, up), fields)
+def case(name: str, down: int, up: int, *, numbers: int = 0, **fields: Any) -> Case:
+    return Case(name, (down, up), fields, numbers)
 
 
 CASES = [
@@ -62,6 +65,7 @@ CASES = [
     case("FedProx", 1, 1, mu=1.5, server_lr=0.7),
     case("FedAvgM", 1, 1),
     case("FedAvgM", 1, 1, beta=0.6, server_lr=0.7),
+    case("FedAvgM", 1, 1, beta=0.6, server_lr=0.7, nesterov=True),
     case("FedAdam", 1, 1),
     case("FedAdam", 1, 1, server_lr=0.03, beta1=0.5, beta2=0.9, tau=0.01),
     case("FedYogi", 1, 1),
@@ -106,9 +110,20 @@ CASES = [
     case("FedMoS", 1, 1, a=1.0, mu=0.05, beta=0.5),
     case("FedMoS", 1, 1, a=0.3, mu=0.05, beta=0.5, variant="released"),
     case("FedMoS", 1, 1, a=0.3, mu=0.05, first_batch=2),
+    case("FedNova", 1, 1, numbers=1, server_lr=0.7),
+    case("FedExP", 1, 1, numbers=1, eps=0.1, average=True),
+    case("FedAvgMom", 2, 1, beta=0.6, gamma=0.2),
+    case("ScaffoldM", 3, 2, beta=0.3),
+    case("FedGamma", 2, 2, rho=0.3, server_lr=0.7),
+    case("FedSpeed", 1, 1, lam=0.5, rho=0.3),
+    case("FedSMOO", 2, 2, lam=0.5, rho=0.3),
+    case("FedLESAM", 1, 1, rho=0.3, server_lr=0.7),
+    case("FedACG", 1, 1, lam=0.5, beta=0.6),
+    case("FedSWA", 1, 1, rho=0.5, alpha=0.7),
+    case("FedInit", 1, 1, beta=0.6, server_lr=0.7),
 ]
 
-EACH = list({(c.name, c.wire): c for c in CASES}.values())
+EACH = list({(c.name, c.wire, c.numbers): c for c in CASES}.values())
 """One of each class and wire."""
 
 
@@ -161,7 +176,7 @@ def spied(algorithm: fm.Algorithm, log: Log, answer: dict[int, dict] | None = No
     class Listener:
         def __init__(self, grad, c):
             self.grad, self.c = grad, c
-            self.full, self.batch = grad.full, grad.batch
+            self.full, self.batch, self.raw, self.perturbed = grad.full, grad.batch, grad.raw, grad.perturbed
 
         def __call__(self, y):
             g = self.grad(y)

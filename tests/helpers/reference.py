@@ -160,10 +160,11 @@ def fedprox(r: Round, mu: float, server_lr: float = 1.0) -> Vector:
     return r.x + server_lr * r.A(delta)
 
 
-def fedavgm(r: Round, beta: float = 0.9, server_lr: float = 1.0) -> Vector:
-    """As FedAvg.  m = β m + A(δ);  x += η_s m."""
-    r.s["m"] = beta * r.s.get("m", r.zero) + r.A(_sgd(r))
-    return r.x + server_lr * r.s["m"]
+def fedavgm(r: Round, beta: float = 0.9, server_lr: float = 1.0, nesterov: bool = False) -> Vector:
+    """As FedAvg.  m = β m + A(δ);  x += η_s m, with Nesterov x += η_s (A(δ) + β m)."""
+    A = r.A(_sgd(r))
+    r.s["m"] = beta * r.s.get("m", r.zero) + A
+    return r.x + server_lr * (A + beta * r.s["m"] if nesterov else r.s["m"])
 
 
 def _adaptive(r: Round, second: Callable, server_lr: float, beta1: float, tau: float) -> Vector:

@@ -8,30 +8,46 @@ from .fedavg import FedAvg, FedProx
 from .fedcm import FedADC, FedCM
 from .feddyn import AdaBest, FedDyn
 from .fedmos import FedMoS
+from .fednova import FedExP, FedNova
 from .fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from .fedswa import FedSWA
 from .ghbm import GHBM, FedHBM, LocalGHBM
 from .mime import Mime, MimeLite
+from .momentum import FedAvgMom, ScaffoldM
+from .sam import FedGamma, FedLESAM, FedSMOO, FedSpeed
 from .scaffold import Scaffold
+from .start import FedACG, FedInit
 from .storm import FedLomo, Stem
 
 __all__ = [
     "GHBM",
     "AdaBest",
+    "FedACG",
     "FedADC",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedAvgMom",
     "FedCM",
     "FedDyn",
+    "FedExP",
+    "FedGamma",
     "FedHBM",
+    "FedInit",
+    "FedLESAM",
     "FedLomo",
     "FedMoS",
+    "FedNova",
     "FedProx",
+    "FedSMOO",
+    "FedSWA",
+    "FedSpeed",
     "FedYogi",
     "LocalGHBM",
     "Mime",
     "MimeLite",
     "Scaffold",
+    "ScaffoldM",
     "Stem",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Context, Vectors
-from ..core.validation import below_one, check, positive
+from ..core.validation import below_one, boolean, check, positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +16,13 @@ class FedAvgM(Algorithm):
     """FedAvgM (Hsu, Qi & Brown, 2019): heavy-ball momentum on the server.
 
     Client: y ← y − η g(y).
-    Server: m ← β m + Σ_S w_i δ_i;  x ← x + η_s m.
+    Server: m ← β m + Σ_S w_i δ_i;  x ← x + η_s m, or x ← x + η_s (Σ_S w_i δ_i + β m) with `nesterov`.
 
     Args:
         lr: Client step size η.
         beta: Server momentum β.
         server_lr: Server step size η_s.
+        nesterov: Whether to use Nesterov's momentum, as DiLoCo does.
 
     Example:
         >>> algorithm = fm.FedAvgM(lr=0.1, beta=0.9)
@@ -31,15 +32,16 @@ class FedAvgM(Algorithm):
     lr: float
     beta: float = 0.9
     server_lr: float = 1.0
+    nesterov: bool = False
 
     server_state = ("m",)
 
     def __post_init__(self) -> None:
-        check(self, lr=positive, beta=below_one, server_lr=positive)
+        check(self, lr=positive, beta=below_one, server_lr=positive, nesterov=boolean)
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         m = self.beta * state["m"] + agg["A"]
-        return x + self.server_lr * m, {"m": m}
+        return x + self.server_lr * (agg["A"] + self.beta * m if self.nesterov else m), {"m": m}
 
     def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
         return -(1 - self.beta) * state["m"] / (ctx.lr * K)

@@ -1,0 +1,32 @@
+"""MoFedSAM (Qu et al., ICML 2022): FedSAM with the server's last direction in every local step."""
+
+from dataclasses import dataclass
+
+import fedmos as fm
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoFedSAM(fm.Algorithm):
+    lr: float
+    rho: float = 0.05
+    beta: float = 0.1
+
+    server_state = ("m",)
+    down = ("x", "m")
+    reduce = {"A": ("delta", "w"), "step": ("delta", "avg/K")}
+
+    def direction(self, y, s, c, grad, k):
+        g = grad.raw(y)
+        e = self.rho * g / g.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        return self.beta * grad.perturbed(y, e) + (1 - self.beta) * c.msg["m"], s
+
+    def server(self, x, state, agg, ctx):
+        return x + agg["A"], {"m": -agg["step"] / ctx.lr}
+
+
+if __name__ == "__main__":
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2), clients=50, seed=0)
+    result = fm.run(
+        fm.models.cnn_digits(), data, MoFedSAM(lr=0.3), fm.Uniform(m=10), rounds=50, local_steps=5, batch_size=8
+    )
+    print(f"accuracy {result.history[-1].accuracy:.3f}")
