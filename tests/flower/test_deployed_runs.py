@@ -23,6 +23,7 @@ from fedmos.flower.server import serve
 from fedmos.storage import toml
 from helpers import own_classes
 from helpers.conformance import EACH, Case
+from helpers.extended import Extended
 from helpers.flower_network import Network
 from helpers.flower_runs import CLIENTS, SELECTORS, arguments, assert_same, federation
 
@@ -147,3 +148,13 @@ def test_an_app_with_own_classes_takes_their_file_along(tmp_path):
     assert load(RunConfig, path).algorithm.name == f"{path.parent / 'mine.py'}:Half"
     network = Network(lambda: client_app(path), tmp_path / "state", deploy["clients"])
     assert_same(serve(network, Deployment.of(path), tmp_path / "run"), expected)
+
+
+def test_tensors_of_every_declared_shape_travel_as_declared(deployed):
+    """Numbers, numbers per layer and rows; x itself is not sent, so the bytes are those of z and the rest."""
+    given = arguments(algorithm=Extended(lr=0.1))
+    result = deployed(given).run()
+    assert_same(result, fm.run(**given))
+    D, L = len(result.params), 4
+    assert all(record.bytes_down == 3 * 4 * (D + 1 + L) for record in result.history)
+    assert all(record.bytes_up == 3 * 4 * (D + 1 + L + 2) for record in result.history)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import fedmos as fm
 from fedmos.engine import ranks
 from helpers import jobs
+from helpers.extended import Extended
 
 torch.set_num_threads(1)
 
@@ -47,6 +48,7 @@ HARD = {
         "selection": fm.Uniform(m=5),
         "local": [fm.local.AdamW(average=True), fm.local.Muon(average=True)],
     },
+    "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
     "client by client": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.Uniform(m=5), "engine": "loop"},
     "chosen by measuring": {"algorithm": fm.FedCM(lr=0.05), "selection": fm.CACS(m=4, warmup=2), "engine": "auto"},
 }

@@ -143,10 +143,12 @@ class _SparseFile:
         self._map = np.memmap(path, dtype=dtype, mode="w+", shape=(clients, like.numel()))
 
     def get(self, i: int) -> Tensor | None:
-        return torch.from_numpy(np.array(self._map[i])).to(self._like.device) if self._written[i] else None
+        if not self._written[i]:
+            return None
+        return torch.from_numpy(np.array(self._map[i])).view(self._like.shape).to(self._like.device)
 
     def put(self, i: int, value: Tensor) -> None:
-        self._map[i] = value.cpu().numpy()
+        self._map[i] = value.cpu().flatten().numpy()
         self._written[i] = True
 
     def flush(self) -> None:

@@ -234,7 +234,7 @@ def client_rows(
             rows = rows.expand(M, *shape)
         elif rows is None or rows.shape != (M, *column):
             whole = (M, *column) if M > 1 or (isinstance(v, Tensor) and v.ndim > len(column)) else column
-            hint = "; use dim=-1, keepdim=True" if shape == () and M > 1 else ""
+            hint = "; use dim=-1, keepdim=True" if shape == () else ""
             raise ValueError(f"{wrong_shape(algorithm, method, name, whole, v)}{hint}")
         found[name] = rows.reshape(M, *shape)
     return found

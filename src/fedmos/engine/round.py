@@ -52,6 +52,8 @@ class RoundState:
     """The new state of a round before it is committed."""
 
     x: Tensor
+    evaluated: Tensor
+    """The model that is evaluated, returned and deployed: x, unless the algorithm says otherwise."""
     server_state: Vectors
     update: CohortUpdate | None
     """None if the round is abandoned."""
@@ -181,14 +183,17 @@ async def server_step(
     x, new = returned
     check_model(state.algorithm, "server", x, state.x.shape)
     server_state = training.server_state | _checked_state(state, "server", new)
-    changed = [x, *(v for name, v in server_state.items() if v is not state.server_state[name])]
+    evaluated = state.evaluated_model(x, server_state, update.kept)
+    changed = [x, evaluated, *(v for name, v in server_state.items() if v is not state.server_state[name])]
     if state.policy.check_each:
         (largest,) = await state.backend.read([_largest(changed)], now=True)
         if not bool(largest.isfinite()):
             if not state.policy.drop:
                 raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use smaller step sizes")
             return _abandoned(state, cohort, report, changed)
-    return RoundState(x=x, server_state=server_state, update=update, report=report, changed=changed)
+    return RoundState(
+        x=x, evaluated=evaluated, server_state=server_state, update=update, report=report, changed=changed
+    )
 
 
 def _abandoned(
@@ -196,8 +201,14 @@ def _abandoned(
 ) -> RoundState:
     """Return the result of a round that leaves the model as it is."""
     idle = _checked_state(state, "idle", state.algorithm.idle(state.x, state.server_state, state.context(cohort)))
+    server_state = state.server_state | idle
     return RoundState(
-        x=state.x, server_state=state.server_state | idle, update=None, report=report, changed=changed or [state.x]
+        x=state.x,
+        evaluated=state.evaluated_model(state.x, server_state, cohort),
+        server_state=server_state,
+        update=None,
+        report=report,
+        changed=changed or [state.x],
     )
 
 
@@ -211,7 +222,7 @@ def _checked_state(state: FederatedState, method: str, new: Vectors) -> Vectors:
 async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetrics:
     """Evaluate the new model."""
     began = perf_counter()
-    values = await state.backend.evaluate(new.x)
+    values = await state.backend.evaluate(new.evaluated)
     return QueuedMetrics(values, perf_counter() - began)
 
 
@@ -249,6 +260,7 @@ def commit(
         if state.clock is not None and record.clock is not None:
             state.clock.now = record.clock
         state.t, state.x, state.server_state = t + 1, new.x, new.server_state
+        state.evaluated = new.evaluated
         if len(state.history) == t:
             state.history.append(record)
 
@@ -277,4 +289,5 @@ def _reports(state: FederatedState, kept: Tensor, trained: Vectors) -> Vectors:
 
 def _largest(vectors: list[Tensor]) -> Tensor:
     """Return the largest absolute value of all vectors, float64; non-finite if any value is."""
-    return max_abs([v.flatten() for v in vectors]).to(torch.float64)
+    distinct = {id(v): v for v in vectors}.values()
+    return max_abs([v.flatten() for v in distinct]).to(torch.float64)

@@ -18,6 +18,8 @@ class Snapshot:
 
     params: Tensor
     """The model's trainable parameters as a flat CPU tensor, in the order of `model.named_parameters()`."""
+    server_model: Tensor | None = field(default=None, repr=False)
+    """The server's model x, where the algorithm evaluates and returns another one; otherwise None."""
     history: History
     server_state: Vectors
     clients: Mapping[int, Vectors] = field(repr=False)

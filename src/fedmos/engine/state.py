@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Context, Vectors
+from ..algorithm import Algorithm, ClientContext, Context, Vectors
 from ..core.flat_model import FlatModel
 from ..core.history import History
 from ..core.rounding import ceil_of
@@ -20,7 +20,7 @@ from .cohort import Cohort
 from .cohort_size import over_selecting
 from .context import ServerContext
 from .cost import Wire
-from .declaration import Declaration
+from .declaration import Declaration, check_model
 from .lr_schedule import Decay, decayed
 from .rank_exchange import collect_states
 from .ranks import Ranks
@@ -52,6 +52,8 @@ class FederatedState:
         self.x = model.initial()
         self.declaration = Declaration(self.algorithm, model.layers)
         self.server_state: Vectors = self.declaration.initial(self.declaration.server_state, self.x)
+        self.evaluated = self.x
+        """The model that is evaluated, returned and deployed: x, unless the algorithm says otherwise."""
         self.history = History()
         self.clients, self.clock, self.policy = self.backend.clients, self.backend.clock, self.backend.policy
         self.wire = Wire(self.declaration, model.dtype)
@@ -95,10 +97,33 @@ class FederatedState:
         K = float(self.task.steps(self.task.data.sizes[cohort.ids]).to(torch.float64).mean())
         return self.algorithm.gradient_estimate(self.x, self.server_state, self.context(cohort), K)
 
+    def evaluated_model(self, x: Tensor, server_state: Vectors, cohort: Cohort) -> Tensor:
+        """Return the model to evaluate after a server step of the current round to x and this server state."""
+        if type(self.algorithm).evaluated is Algorithm.evaluated:
+            return x
+        model = self.algorithm.evaluated(x, server_state, self.context(cohort))
+        check_model(self.algorithm, "evaluated", model, x.shape)
+        return model
+
+    def personal_model(self, i: int) -> Tensor | None:
+        """Return the model of client i's own, on the CPU; None if the algorithm has none."""
+        ids = torch.tensor([i])
+        own = {name: v[0] if v.ndim > 1 else v for name, v in self.clients.read(ids).items()}
+        K, p = self.task.steps(self.task.data.sizes[ids]), self.task.data.importance[ids]
+        none = Cohort.of(ids[:0], p[:0], self.task.data)
+        known: dict[str, Any] = {f.name: getattr(self.context(none), f.name) for f in fields(Context)}
+        known |= {name: v.to(self.x) for name, v in {"K": K, "p": p, "last": self.clients.last[ids]}.items()}
+        model = self.algorithm.personal(ClientContext(**known, x=self.x, msg={}, own=own))
+        if model is None:
+            return None
+        check_model(self.algorithm, "personal", model, self.x.shape)
+        return model.cpu()
+
     def snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         """Return everything that a checkpoint stores, on the CPU."""
         return Snapshot(
-            params=self.x.cpu(),
+            params=self.evaluated.cpu(),
+            server_model=None if self.evaluated is self.x else self.x.cpu(),
             history=History(list(self.history)),
             server_state={name: v.cpu() for name, v in self.server_state.items()},
             clients=self.clients,
@@ -115,7 +140,10 @@ class FederatedState:
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot."""
         device = self.task.model.device
-        self.t, self.x = len(snapshot.history), snapshot.params.to(device)
+        self.t = len(snapshot.history)
+        self.x = self.evaluated = snapshot.params.to(device)
+        if snapshot.server_model is not None:
+            self.x = snapshot.server_model.to(device)
         self.history = History(list(snapshot.history))
         self.server_state = {name: v.to(device) for name, v in snapshot.server_state.items()}
         self.clients.restore(snapshot.clients, snapshot.last)

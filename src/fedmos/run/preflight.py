@@ -18,6 +18,7 @@ from ..core.precision import Precision
 from ..core.schedules import factor_of
 from ..core.validation import require, suggest
 from ..engine.cohort_size import over_selecting
+from ..engine.declaration import names_of
 from ..engine.lr_schedule import decayed
 from ..engine.simulated_clock import Clock
 from ..engine.task import Task
@@ -45,6 +46,11 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
             raise ValueError(
                 f"Cannot select with {type(spec.selection).__name__} because it needs losses of single samples, which "
                 f"{spec.loss.__name__}, a loss of the whole batch, does not have; use another selection"
+            )
+        if "x" not in names_of(spec.algorithm.down) and any(v.startswith("start_") for v in spec.selection.reports):
+            raise ValueError(
+                f"Cannot select with {type(spec.selection).__name__} because its clients report losses at x, which "
+                f"{type(spec.algorithm).__name__} does not send them; use another selection"
             )
     if spec.availability is not None:
         with located("availability"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +47,8 @@ class Result(Snapshot):
     _outputs: OutputFunction | None = None
     """The function `outputs` of the run."""
     _predictor: Predictor | None = None
+    _personal: Callable[[int], Tensor | None] | None = None
+    """Returns the parameters of a client's own model."""
 
     def __repr__(self) -> str:
         what = [one_line(str(self.info[name]), 80) for name in ("algorithm", "selection") if name in self.info]
@@ -128,6 +130,28 @@ class Result(Snapshot):
         It is empty if the algorithm keeps no client state or the client has never taken part.
         """
         return self.clients.get(int(i), {})
+
+    def personal_model(self, i: int) -> nn.Module:
+        """Return the model of client i's own, in evaluation mode.
+
+        Args:
+            i: The number of the client.
+
+        Raises:
+            ValueError: If there is no such client, the algorithm has no personal models, or the result was loaded from
+                a file.
+        """
+        if not 0 <= i < len(self.last):
+            raise ValueError(f"personal_model: 'i' must be a client from 0 to {len(self.last) - 1}, got {i}")
+        params = None if self._personal is None else self._personal(i)
+        if params is None:
+            raise ValueError(
+                f"Cannot give client {i} a model of its own because {self.info['algorithm']} has no personal models or "
+                "the result was loaded from a file; use the result of fm.run"
+            )
+        model = copy.deepcopy(self.model)
+        load_flat(model, params)
+        return model
 
     def rounds_to(self, metric: str, target: float) -> int | None:
         """Return the first round, counted from 1, whose metric reached the target; None if none did.

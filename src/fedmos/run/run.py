@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..algorithm import Algorithm
 from ..core.callback import Callback
 from ..core.history import History, Record, reached
 from ..core.interrupts import interrupt_answered
@@ -260,7 +261,7 @@ class Run:
         """Return the record with the metrics of the user, in rounds that are evaluated."""
         if not self._metrics or record.value("test_loss") is None:
             return record
-        found = self.ranks.on_rank0(lambda: measure(self.task, self.state.x, self._metrics))
+        found = self.ranks.on_rank0(lambda: measure(self.task, self.state.evaluated, self._metrics))
         record = replace(record, metrics=found)
         self.state.history.amend(record)
         return record
@@ -303,13 +304,16 @@ class Run:
         if self.task.compiled:
             self.info.compile_seconds = round(self.task.program.seconds, 1)
         snapshot = self.state.snapshot({}, interrupted)
-        model = self.task.model.module_with(self.state.x).eval()
-        return Result(**vars(snapshot) | {"info": replace(self.info)}, _model=model, _outputs=self.spec.outputs)
+        model = self.task.model.module_with(self.state.evaluated).eval()
+        given: dict[str, Any] = {"_model": model, "_outputs": self.spec.outputs}
+        if type(self.state.algorithm).personal is not Algorithm.personal:
+            given["_personal"] = self.state.personal_model
+        return Result(**vars(snapshot) | {"info": replace(self.info)}, **given)
 
     def finish(self, interrupted: bool = False) -> Result:
         """Write the last checkpoint, call `on_end` of the callbacks and return the result."""
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
-            accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.x))
+            accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.evaluated))
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)

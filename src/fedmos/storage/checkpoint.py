@@ -207,6 +207,7 @@ class Checkpoints:
         tensors = safetensors.torch.load_file(self.folder / state.name)
         snapshot = Snapshot(
             params=tensors.pop("params"),
+            server_model=tensors.pop("x", None),
             last=tensors.pop("last"),
             server_state=_with_prefix("server.", tensors),
             selection=_with_prefix("selection.", tensors),
@@ -252,6 +253,8 @@ def _manifest(
 
 def _encode_state(snapshot: Snapshot) -> bytes:
     tensors = {"params": snapshot.params, "last": snapshot.last}
+    if snapshot.server_model is not None:
+        tensors["x"] = snapshot.server_model
     tensors |= {f"server.{name}": v for name, v in snapshot.server_state.items()}
     tensors |= {f"selection.{name}": v for name, v in snapshot.selection.items()}
     return safetensors.torch.save({name: v.contiguous().clone() for name, v in tensors.items()})

@@ -143,7 +143,9 @@ class RunFolder(os.PathLike[str]):
         self.write_rounds(snapshot.history)
         if final and self._light:
             info = {**snapshot.info, "light": True}
-            self.checkpoints.write(replace(snapshot, server_state={}, clients={}, info=info), only=True)
+            self.checkpoints.write(
+                replace(snapshot, server_model=None, server_state={}, clients={}, info=info), only=True
+            )
         else:
             self.checkpoints.write(snapshot, changed)
         changed.clear()
