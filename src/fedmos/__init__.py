@@ -12,6 +12,7 @@ from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
 from .comparison.api import compare, tune
+from .comparison.plot import plot
 from .config.registry import algorithms, availabilities, partitions, selectors
 from .core import batch_losses as losses
 from .core import metric_functions as metrics
@@ -27,6 +28,7 @@ from .evaluation import diagnostics as _diagnostics
 from .evaluation.diagnostics import Diagnostics
 from .run import tracking as _tracking
 from .run.api import run
+from .run.early_stopping import EarlyStopping
 from .run.many import run_many
 from .run.result import Result
 from .selection import *  # noqa: F403
@@ -60,6 +62,7 @@ __all__ = [
     "Dataset",
     "Diagnostics",
     "DivergenceError",
+    "EarlyStopping",
     "Encoding",
     "FederatedData",
     "Gradient",
@@ -86,6 +89,7 @@ __all__ = [
     "models",
     "partition",
     "partitions",
+    "plot",
     "run",
     "run_many",
     "schedules",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import fedmos as fm
 from fedmos.config import schema as config
@@ -53,42 +52,6 @@ def test_a_field_can_be_overridden(tmp_path):
     path.write_text(toml.dumps(RUN | {"local": {"name": "SAM", "rho": 0.1}}))
     settings = config.load(config.RunConfig, path, ["local.rho=0.2"])
     assert settings.arguments(settings.algorithm, settings.selection, 0)["local"] == fm.local.SAM(rho=0.2)
-
-
-OWN = """
-from dataclasses import dataclass
-
-import fedmos as fm
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scaled(fm.local.LocalOptimizer):
-    by: float = 0.5
-
-    def update(self, d, y, s, lr, layers):
-        return self.by * d, {}
-
-
-class Unrelated:
-    pass
-"""
-
-
-def test_an_optimiser_of_the_user(tmp_path):
-    """Half of each direction is half the step size; the file is recorded with the run."""
-    (tmp_path / "mine.py").write_text(OWN)
-    path = tmp_path / "run.toml"
-    path.write_text(toml.dumps(RUN | {"local": [{"name": "SAM"}, {"name": "mine.py:Scaled", "by": 0.25}]}))
-    settings = config.load(config.RunConfig, path)
-    result = settings.run(settings.algorithm, settings.selection, settings.seed)
-    arguments = settings.arguments(settings.algorithm, settings.selection, settings.seed)
-    slower = fm.run(**arguments | {"local": fm.local.SAM(), "algorithm": fm.FedAvg(lr=0.0025)})
-    torch.testing.assert_close(result.params, slower.params)
-    assert list(result.info["own_code"]) == [str(tmp_path / "mine.py")]
-    path.write_text(toml.dumps(RUN | {"local": {"name": "mine.py:Unrelated"}}))
-    settings = config.load(config.RunConfig, path)
-    with pytest.raises(ValueError, match=r"local.name: must be a subclass of .*LocalOptimizer, but Unrelated is not"):
-        settings.arguments(settings.algorithm, settings.selection, settings.seed)
 
 
 @pytest.mark.parametrize(

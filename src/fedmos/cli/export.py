@@ -16,7 +16,12 @@ def export(
     format: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="state_dict, torch_export or onnx.")
     ] = "state_dict",
-    out: Annotated[Path | None, typer.Option(help="The file to write (default: model.SUFFIX in RUN).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write (default: model.SUFFIX in RUN, or best.SUFFIX).")
+    ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best model instead of the last, of a run with keep_best.")
+    ] = False,
 ) -> None:
     """Write the trained model to a file for use elsewhere.
 
@@ -27,14 +32,15 @@ def export(
     from ..run.model_source import UnknownModelError
     from ..run.result import Result
 
-    result = Result.load(run)
-    path = out or run / f"model{SUFFIXES.get(format, '')}"
+    result = Result.load(run).at_best() if best else Result.load(run)
+    path = out or run / f"{'best' if best else 'model'}{SUFFIXES.get(format, '')}"
     try:
         result.export(path, cast(ExportFormat, format))
     except UnknownModelError:
         raise ValueError(
             f"Cannot export {run} from the command line because its folder does not name the model; "
-            f"use fedmos.Result.load({str(run)!r}, model).export({str(path)!r}, {format!r}) in Python"
+            f"use fedmos.Result.load({str(run)!r}, model){'.at_best()' if best else ''}"
+            f".export({str(path)!r}, {format!r}) in Python"
         ) from None
     console.print(f"Model after round {len(result.history)}: {path}", highlight=False, markup=False)
     if format == "state_dict":

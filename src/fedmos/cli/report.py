@@ -42,7 +42,7 @@ def report(
     from ..report.study import parse_target, read_study
     from ..storage.files import replace_file, storage_errors
 
-    page = html(read_study(runs, parse_target(target), baseline))
+    page = html(read_study(runs, parse_target(target, own=True), baseline))
     with storage_errors(f"write {out}", "use another name"):
         replace_file(out, page.encode())
     console.print(f"Report: {out}", highlight=False, markup=False)
@@ -74,14 +74,14 @@ def plot(
     target: Target = None,
 ) -> None:
     """Draw curves as papers do: mean over seeds, the range between them, the target."""
-    from ..core.history import METRICS
     from ..core.validation import one_of
     from ..report.plot import AXES, plot
-    from ..report.study import parse_target, read_study
+    from ..report.study import check_measured, parse_target, read_study
 
-    for option, value, allowed in [("--x", x, tuple(AXES)), *(("--metric", name, METRICS) for name in metric or [])]:
-        if (fault := one_of(*allowed).fault(value)) is not None:
-            raise ValueError(f"{option} must be {fault}, got {value!r}")
-    table = read_study(runs, parse_target(target)).table
+    if (fault := one_of(*AXES).fault(x)) is not None:
+        raise ValueError(f"--x must be {fault}, got {x!r}")
+    table = read_study(runs, parse_target(target, own=True)).table
+    for name in metric or []:
+        check_measured(table.results, name, "--metric")
     plot(table, out, metric or [table.metric], x)
     console.print(f"Figure: {out}", highlight=False, markup=False)

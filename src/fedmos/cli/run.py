@@ -163,6 +163,9 @@ def _summary(result: Result, target: dict[str, float]) -> Table:
     title = escape(f"{result.info['algorithm']}, {result.info['selection']}")
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_row("rounds", str(len(result.history)) + (" (interrupted)" if result.interrupted else ""))
+    if result.best is not None:
+        metric, record = str(result.info["keep_best"]), result.best_record
+        table.add_row(f"best {metric.replace('_', ' ')}", f"{record.value(metric):.4f}, round {record.round}")
     for metric in (*METRICS, *result.history.metric_names):
         if (value := last_value(result.history, metric)) is not None:
             table.add_row(metric.replace("_", " "), f"{value:.4f}")

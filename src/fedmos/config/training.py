@@ -19,9 +19,8 @@ from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..evaluation.user_metrics import choose_metrics
-from ..local import LocalOptimizer
 from ..run.build import build_task
-from ..run.preflight import check_parts, check_precision, check_target, find_device
+from ..run.preflight import check_metric, check_parts, check_precision, check_target, find_device
 from ..run.result import Result
 from ..run.run import Run
 from ..run.spec import RunSpec
@@ -134,9 +133,8 @@ class Training(TrainingOptions):
 def build_local(where: str, given: Choice | list[Choice] | None) -> Any:
     """Build the local optimisers of a configuration."""
     if isinstance(given, list):
-        return [build_local(f"{where}.{i}", choice) for i, choice in enumerate(given)]
-    known = registry.local_optimizers()
-    return None if given is None else build(where, given, known, None if given.name in known else LocalOptimizer)
+        return [build(f"{where}.{i}", choice, registry.local_optimizers()) for i, choice in enumerate(given)]
+    return None if given is None else build(where, given, registry.local_optimizers())
 
 
 def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> list[str]:
@@ -147,6 +145,7 @@ def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) ->
     with error_location(""):
         known = [*measurable(task), *choose_metrics(task, spec.metrics)]
         check_target(target, known)
+        check_metric("keep_best", spec.keep_best, known)
     return known
 
 

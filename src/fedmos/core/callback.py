@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .history import Record
+from .history import History, Record
 
 
 class Callback:
     """Base class of callbacks. Override the methods that you need.
 
-    A plain function of a `Record` can be passed instead of a callback; it is called after each round.
+    A plain function of a `Record`, or of a `Record` and the model, can be passed instead of a callback; it is called
+    after each round.
 
     Example:
         >>> class PrintCohort(fm.Callback):
@@ -32,12 +33,27 @@ class Callback:
             done: The number of rounds that are complete already if the run is resumed, else 0.
         """
 
-    def on_round(self, record: Record) -> None:
+    def on_round(self, record: Record, *args: Any, **kwargs: Any) -> None:
         """Called after each round.
+
+        An override has the parameter `record`, or `record` and `model`. The model is only made for overrides that take
+        it: a copy of the module on the CPU, in evaluation mode, with the weights after the round.
 
         Args:
             record: The record of the round.
+            args: The model, for an override with two parameters.
+            kwargs: Not used.
         """
+
+    def should_stop(self, history: History) -> bool:
+        """Return whether the run is complete. Called after each round, and before the first round of a resumed run.
+
+        A run that ends in this way is finished: its result is not `interrupted`.
+
+        Args:
+            history: The records of all rounds so far.
+        """
+        return False
 
     def on_end(self, result: Any) -> None:
         """Called after the last round or after an interruption.

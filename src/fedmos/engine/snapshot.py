@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..algorithm import Vectors
 from ..core.history import History
+
+
+class BestModel(NamedTuple):
+    """The model of the round in which a metric was best."""
+
+    round: int
+    """The round, from 1."""
+    params: Tensor
+    """The parameters, as those of `Snapshot`."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -32,3 +41,5 @@ class Snapshot:
     """What ran: algorithm, selection, engine, dtype, …"""
     interrupted: bool = False
     """Whether the run was stopped from outside before its last round."""
+    best: BestModel | None = field(default=None, repr=False)
+    """The best model so far, if the run keeps it (`keep_best`)."""

@@ -19,9 +19,11 @@ from ..core.history import Record
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
 from ..run.backends import BackendSetting
+from ..run.early_stopping import EarlyStopping
 from ..run.preflight import find_device
 from ..run.result import Result
 from ..run.run import Run
+from ..run.spec import RunSpec
 from ..storage import RunFolder
 from .backend import FlowerBackend, ReplyPolicy
 from .channel import MessageChannel
@@ -74,7 +76,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     folder = out or spec.out
     if not folder:
         raise ValueError("server_app: 'out' must be a folder, in the configuration or in Flower's run configuration")
-    _check_target(spec.target, deploy.train_metrics)
+    _check_measured(spec, deploy.train_metrics)
     check_declaration(spec.composed_algorithm)
     known_sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
     manifest = DeploymentManifest.load_or_create(Path(folder), known_sizes)
@@ -177,10 +179,13 @@ def _server_data(deployment: Deployment, registry: NodeRegistry, test: tuple[Any
     return reported_data([registry.samples[i] for i in range(len(deployment.names))], test)
 
 
-def _check_target(target: Any, train_metrics: bool) -> None:
-    training = [name for name in target or {} if str(name).startswith("train_")]
-    if training and not train_metrics:
-        raise ValueError(f"Cannot stop at {training[0]} because clients do not report it; use train_metrics = true")
+def _check_measured(spec: RunSpec, train_metrics: bool) -> None:
+    """Refuse options that need metrics of the training data, if clients do not report them."""
+    stopping = [callback.metric for callback in spec.callbacks if isinstance(callback, EarlyStopping)]
+    for verb, names in (("stop at", [*(spec.target or {}), *stopping]), ("keep the best", [spec.keep_best])):
+        training = [name for name in names if str(name).startswith("train_")]
+        if training and not train_metrics:
+            raise ValueError(f"Cannot {verb} {training[0]} because clients do not report it; use train_metrics = true")
 
 
 @contextmanager

@@ -22,6 +22,8 @@ class ReportSource:
     folder: Path
     results: list[MethodResult]
     target: Target | None
+    given: Target | None = None
+    """The target of a run from Python, which one that the user asks for replaces."""
     data: DataConfig | None
     """None for a run from Python, whose folder does not record how its data were made."""
     text: str
@@ -33,15 +35,18 @@ class ReportSource:
     """The label of a comparison's baseline; None for a run."""
     metric: str | None = None
     """The metric of a comparison without a target."""
+    label: str | None = None
+    """The label that the caller gives to a run, which keeps it apart from runs with other labels."""
     federation: FederatedData | None = None
     """The data of the first seed, if they are in memory."""
 
 
-def common_target(sources: list[ReportSource], asked: Target | None) -> Target | None:
-    """Return the target of all sources; raise an error if there are several."""
-    given = [(f"{source.folder} is to reach", source.target) for source in sources if source.target is not None]
+def common_target(sources: list[ReportSource], asked: Target | None, option: str = "--target") -> Target | None:
+    """Return the target of all sources; raise an error if there are several. `option` names that of the user."""
+    targets = [(source.folder, source.target or (source.given if asked is None else None)) for source in sources]
+    given = [(f"{folder} is to reach", target) for folder, target in targets if target is not None]
     if asked is not None:
-        given.append(("--target asks for", asked))
+        given.append((f"{option} asks for", asked))
     for words, target in given[1:]:
         if target != given[0][1]:
             (metric, value), (other, level) = given[0][1], target
@@ -87,6 +92,8 @@ def check_ends(results: list[MethodResult], target: Target) -> None:
     for result in results:
         for seed, history in result.runs.items():
             planned = int(result.infos[seed]["rounds"])
+            if result.infos[seed].get("stopped") is not None:  # by a callback, not at a target
+                continue
             if seed not in result.ended_early and len(history) < planned and history.first(metric, value) is None:
                 raise ValueError(
                     f"Cannot judge {result.label} by {metric} {value:g} because its run with seed {seed} ended after "

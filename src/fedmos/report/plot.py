@@ -44,7 +44,7 @@ _LABEL = 40
 
 
 def plot(table: ComparisonTable, out: Path, metrics: Sequence[str], x: str) -> None:
-    """Write a figure with a panel per metric: mean and range over seeds, and the target as a dashed line.
+    """Write a figure with a panel per metric; see `draw`.
 
     Args:
         table: The methods to draw.
@@ -54,6 +54,11 @@ def plot(table: ComparisonTable, out: Path, metrics: Sequence[str], x: str) -> N
     """
     if out.suffix.lower() not in ENDINGS:
         raise ValueError(f"--out must end in one of {', '.join(ENDINGS)}, got {out.name!r}")
+    save(draw(table, metrics, x), out)
+
+
+def draw(table: ComparisonTable, metrics: Sequence[str], x: str) -> Any:
+    """Return a figure with a panel per metric: mean and range over seeds, and the target as a dashed line."""
     try:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,8 +71,15 @@ def plot(table: ComparisonTable, out: Path, metrics: Sequence[str], x: str) -> N
         FigureCanvasAgg(figure)
         for panel, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
             _panel(panel, table, metric, x)
-        with storage_errors(f"write {out}", "use another name"):
-            figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
+    return figure
+
+
+def save(figure: Any, out: Path) -> None:
+    """Write a figure to a file, the same bytes each time."""
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE), storage_errors(f"write {out}", "use another name"):
+        figure.savefig(out, dpi=300, metadata={"Date": None} if out.suffix.lower() == ".svg" else None)
 
 
 def _panel(panel: Any, table: ComparisonTable, metric: str, x: str) -> None:
@@ -86,6 +98,6 @@ def _panel(panel: Any, table: ComparisonTable, metric: str, x: str) -> None:
     if metric == table.metric and table.target is not None:
         panel.axhline(table.target, color="black", linestyle="--", linewidth=0.7)
     panel.set_xlabel(AXES[x])
-    panel.set_ylabel(WORDS[metric])
+    panel.set_ylabel(WORDS.get(metric, metric.replace("_", " ")))
     panel.margins(x=0)
     panel.legend(handles=drawn, frameon=False)  # the default leaves out labels that begin with _

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,11 +88,18 @@ def read_study(folders: Sequence[Path], target: Target | None = None, baseline: 
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ValueError("Cannot report a folder twice; name each folder once")
-    sources = [_source(folder) for folder in folders]
-    common = common_target(sources, target)
+    return study_of([read_source(folder) for folder in folders], target, baseline)
+
+
+def study_of(
+    sources: list[ReportSource], target: Target | None = None, baseline: str | None = None, option: str = "--target"
+) -> ReportStudy:
+    """Put sources together in one table; see `read_study`. `option` names the target in errors."""
+    common = common_target(sources, target, option)
     check_data(sources)
     results = _gather(sources)
     if common is not None:
+        check_measured(results, common[0], option)
         check_ends(results, common)
     if baseline is not None:
         results = _with_baseline(results, baseline)
@@ -106,10 +113,10 @@ def read_study(folders: Sequence[Path], target: Target | None = None, baseline: 
         baseline=baseline or (references or labels)[0],
         results=results,
     )
-    if len(comparisons) == len(folders) == 1:
+    if len(comparisons) == len(sources) == 1:
         return ReportStudy(comparisons[0].title, comparisons[0].note, table, sources)
     note = "Mean ± standard deviation over seeds. MB count both directions."
-    return ReportStudy(_title(folders), note, table, sources)
+    return ReportStudy(_title([source.folder for source in sources]), note, table, sources)
 
 
 def _with_baseline(results: list[MethodResult], baseline: str) -> list[MethodResult]:
@@ -128,12 +135,13 @@ def _title(folders: Sequence[Path]) -> str:
     return names if len(folders) <= 4 else f"{names} and {len(folders) - 4} more"
 
 
-def _source(folder: Path) -> ReportSource:
+def read_source(folder: Path, label: str | None = None) -> ReportSource:
+    """Read the folder of a run or a comparison; `label` replaces that of a run."""
     if (folder / CONFIGURATION).exists():
         text = (folder / CONFIGURATION).read_text("utf-8")
         return read_python_comparison(folder, text) if started_from_python(text) else _comparison(folder)
     if (folder / "checkpoints").is_dir():
-        return _run(folder)
+        return _run(folder, label)
     raise FileNotFoundError(f"Cannot report {folder} because it is the folder of neither a run nor a comparison")
 
 
@@ -168,25 +176,48 @@ def _comparison(folder: Path) -> ReportSource:
     )
 
 
-def _run(folder: Path) -> ReportSource:
+def _run(folder: Path, label: str | None) -> ReportSource:
     result, path = Result.load(folder), folder / "config.toml"
     text = path.read_text("utf-8") if path.exists() else ""
     settings = None
     if text and not started_from_python(text):
         settings = config.load(RunConfig, path)
-    target: Target | None = None
-    if settings is not None and settings.target:
-        if len(settings.target) > 1:
-            raise ValueError(f"Cannot report {folder} because its target is of several metrics; a table has one")
-        target = next(iter(settings.target.items()))
-    data = None if settings is None else settings.data
-    return ReportSource(folder=folder, results=[_single(result)], target=target, data=data, text=text)
+    source = source_of(result, folder, label)
+    if settings is None:
+        return replace(source, text=text)
+    return replace(source, text=text, target=_one(settings.target, folder), given=None, data=settings.data)
 
 
-def _single(result: Result) -> MethodResult:
+def source_of(result: Result, folder: Path, label: str | None = None) -> ReportSource:
+    """Return the source of a single run from Python.
+
+    Args:
+        result: The run's result.
+        folder: Its folder, or a name for errors.
+        label: The name of the method; by default the run's label, or else its algorithm.
+    """
+    target = result.info.get("target") or {}
+    return ReportSource(
+        folder=folder,
+        results=[_single(result, label)],
+        target=None,
+        given=next(iter(target.items())) if len(target) == 1 else None,  # a table has one metric
+        data=None,
+        text="",
+        label=label,
+    )
+
+
+def _one(target: Mapping[str, float] | None, folder: Path) -> Target | None:
+    if target and len(target) > 1:
+        raise ValueError(f"Cannot report {folder} because its target is of several metrics; a table has one")
+    return next(iter(target.items())) if target else None
+
+
+def _single(result: Result, label: str | None) -> MethodResult:
     algorithm = algorithm_of(result.info)
     lr = algorithm.fields.get("lr")
-    label = result.info.get("label") or algorithm.name
+    label = label or result.info.get("label") or algorithm.name
     return MethodResult.of(label, None if lr is None else float(lr), {int(result.info["seed"]): result})
 
 
@@ -197,7 +228,7 @@ def _gather(sources: list[ReportSource]) -> list[MethodResult]:
         for number, result in enumerate(source.results):
             single = not (source.folder / CONFIGURATION).exists()
             info = next(iter(result.infos.values()))
-            key = json.dumps([info.get(f) for f in _METHOD]) if single else (str(source.folder), number)
+            key = json.dumps([source.label, *map(info.get, _METHOD)]) if single else (str(source.folder), number)
             gathered.setdefault(key, []).append((source, result))
     results = [_join(parts) for parts in gathered.values()]
     return _with_distinct_labels(results, [parts[0][0].folder for parts in gathered.values()])
@@ -243,12 +274,27 @@ def _measured(results: list[MethodResult]) -> str:
     raise ValueError("Cannot report the runs because there is no metric that was measured in all")
 
 
-def parse_target(text: str | None) -> Target | None:
-    """Parse "accuracy=0.9" into metric and value; None for None."""
+def check_measured(results: Sequence[MethodResult], metric: str, option: str) -> None:
+    """Refuse a metric that no run has measured; `option` names it in the error."""
+    own = (name for result in results for history in result.runs.values() for name in history.metric_names)
+    known = list(dict.fromkeys([*METRICS, *own]))
+    if metric not in known:
+        raise ValueError(
+            f"{option} must be one of {', '.join(known)}, got {format_value(metric)}{suggest(metric, known)}"
+        )
+
+
+def parse_target(text: str | None, own: bool = False) -> Target | None:
+    """Parse "accuracy=0.9" into metric and value; None for None.
+
+    Args:
+        text: The metric and its value.
+        own: Whether the metric can be one of the user's, which `read_study` looks for in the runs.
+    """
     if text is None:
         return None
     metric, _, number = text.partition("=")
-    if metric not in METRICS:
+    if metric not in METRICS and not (own and metric.isidentifier()):
         raise ValueError(
             f"--target must name one of {', '.join(METRICS)}, got {format_value(metric)}{suggest(metric, METRICS)}"
         )

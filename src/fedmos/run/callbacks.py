@@ -10,7 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ..core.callback import Callback
 from ..core.history import Record
@@ -179,16 +179,6 @@ def _cut(text: str, width: int) -> str:
     while _cells(text) > width:
         text = text[:-1]
     return text
-
-
-class FunctionCallback(Callback):
-    """A callback that calls a plain function of a round's record."""
-
-    def __init__(self, function: Callable[[Record], Any]) -> None:
-        self._function = function
-
-    def on_round(self, record: Record) -> None:
-        self._function(record)
 
 
 def _clock(seconds: float) -> str:

@@ -37,9 +37,9 @@ class RunInfo(Mapping[str, Any]):
     device: str | None = None
     versions: dict[str, str] | None = None
     model: str | None = None
-    """Fingerprint of the model, where the run has a folder."""
+    """Fingerprint of the model."""
     data: str | None = None
-    """Fingerprint of the data, where the run has a folder."""
+    """Fingerprint of the data."""
     own_code: dict[str, str] | None = None
     """Files of the user's classes that the configuration names, with the hashes of their content."""
     inference: dict[str, Any] | None = None
@@ -59,6 +59,8 @@ class RunInfo(Mapping[str, Any]):
     client_accuracy: dict[str, Any] | None = None
     diverged: str | None = None
     """The error that ended the run."""
+    stopped: str | None = None
+    """The callback that ended the run before its last round."""
     light: bool | None = None
     """True if only model and history of the finished run were kept."""
     checkpoints: dict[str, float] | None = None
@@ -70,7 +72,6 @@ class RunInfo(Mapping[str, Any]):
     @classmethod
     def of(cls, spec: RunSpec, task: Task) -> RunInfo:
         """Describe a run before it starts."""
-        kept = spec.out is not None
         return cls(
             options=spec.recorded(),
             option_values=spec.values_to_compare(),
@@ -78,8 +79,8 @@ class RunInfo(Mapping[str, Any]):
             parameters=task.model.size,
             device=str(task.model.device),
             versions={"fedmos": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
-            model=task.model.fingerprint() if kept else None,
-            data=spec.data.fingerprint() if kept else None,
+            model=task.model.fingerprint(),
+            data=spec.data.fingerprint(),
             own_code=own_files(getattr(spec, name) for name in options_of(spec)) or None,
             inference=ModelRecord.of(spec, task).to_json(),
         )

@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from ..algorithm import Vectors
 from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
+from ..core.history import History, Record
 from ..core.model_outputs import OutputFunction
 from ..core.module_kind import plain_module
 from ..data.normalize import Normalize
+from ..engine.snapshot import BestModel
 from ..storage import RunFolder, Snapshot
 from .export import ExportFormat, export
 from .info import RunInfo
@@ -123,6 +125,57 @@ class Result(Snapshot):
             True
         """
         export(self, path, format)
+
+    def at_best(self) -> Result:
+        """Return the result as of the best round of the metric `keep_best`: its model, and the history up to it.
+
+        `predict` and `export` use that model. The state of server and clients is not kept.
+
+        Raises:
+            ValueError: If the run did not keep the best model, or has not measured the metric.
+
+        Example:
+            >>> result = fm.run(
+            ...     model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=3), rounds=5, local_steps=1, batch_size=8,
+            ...     keep_best="accuracy",
+            ... )
+            >>> best = result.at_best()
+            >>> best.history[-1].accuracy == max(record.accuracy for record in result.history)
+            True
+        """
+        best = self._required_best()
+        light = RunInfo.from_json({**self.info, "light": True})
+        history = History(list(self.history)[: best.round])
+        result = replace(self, params=best.params, history=history, server_state={}, clients={}, info=light, best=None)
+        result.server_model = result._model = result._predictor = result._personal = None
+        if self._model is not None:
+            result._model = _filled(self._model, result)
+        return result
+
+    @property
+    def best_model(self) -> nn.Module:
+        """The model of the best round of the metric `keep_best`, in evaluation mode; see `model` and `at_best`."""
+        return self.at_best().model
+
+    @property
+    def best_record(self) -> Record:
+        """The record of the best round of the metric `keep_best`; of equal values, the first.
+
+        Raises:
+            ValueError: If the run did not keep the best model, or has not measured the metric.
+        """
+        return self.history[self._required_best().round - 1]
+
+    def _required_best(self) -> BestModel:
+        if self.best is None:
+            metric = self.info.get("keep_best")
+            why = (
+                "the run did not keep it; use keep_best='accuracy' or another metric"
+                if metric is None
+                else f"no round has measured {metric}"
+            )
+            raise ValueError(f"Cannot give the best model because {why}")
+        return self.best
 
     def client_state(self, i: int) -> Vectors:
         """Return the state of client i.

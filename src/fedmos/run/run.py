@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..algorithm import Algorithm
-from ..core.callback import Callback
 from ..core.history import History, Record, reached
 from ..core.interrupts import interrupt_answered
 from ..core.notices import display_messages
@@ -32,10 +32,13 @@ from ..evaluation.user_metrics import choose_metrics, measure
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
+from .best_model import BestModelKeeper
 from .build import prepare_task
-from .callbacks import FunctionCallback, progress_display
+from .callback_list import CallbackList
+from .callbacks import progress_display
+from .early_stopping import EarlyStopping
 from .info import RunInfo
-from .preflight import check_target, repeatable
+from .preflight import check_metric, check_target, repeatable
 from .result import Result
 from .resume import check_unchanged
 from .spec import RunSpec
@@ -68,8 +71,13 @@ class Run:
         self.spec, self.rounds = spec, spec.rounds
         self.task = prepare_task(spec, device_cache)
         self._metrics = choose_metrics(self.task, spec.metrics)
-        self._target = check_target(spec.target, [*measurable(self.task), *self._metrics])
-        self.callbacks = [c if isinstance(c, Callback) else FunctionCallback(c) for c in spec.callbacks]
+        known = [*measurable(self.task), *self._metrics]
+        self._target = check_target(spec.target, known)
+        check_metric("keep_best", spec.keep_best, known)
+        self.callbacks = CallbackList(spec.callbacks)
+        for callback in self.callbacks:
+            if isinstance(callback, EarlyStopping):
+                check_metric("callbacks", callback.metric, known)
         self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
@@ -88,6 +96,9 @@ class Run:
             self.close()
             raise
         self._before = self.state.x
+        self._best = BestModelKeeper(spec.keep_best, None if earlier is None else earlier.best)
+        self._stopped_by: str | None = None
+        """The callback that has ended the run."""
         self._saved = None if earlier is None or earlier.interrupted else self.state.t
 
     def _load_checkpoint(self, out: Path) -> Snapshot | None:
@@ -113,7 +124,8 @@ class Run:
         """Refuse to resume a run that differs from this one, or of which too little was kept."""
         before = RunInfo.from_json(earlier.info)
         check_unchanged(out, before, self.info)
-        if before.light and not _is_complete(earlier.history, self.rounds, self._target):
+        complete = _is_complete(earlier.history, self.rounds, self._target)
+        if before.light and not complete and self.callbacks.stopped_by(earlier.history) is None:
             raise ValueError(
                 f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
             )
@@ -233,13 +245,13 @@ class Run:
     def start(self) -> None:
         """Open the files of the folder and call `on_start` of the callbacks."""
 
-        def start_on_rank0() -> None:
+        def start_on_rank0() -> str | None:
             if self._folder is not None:
                 self._folder.start(self.info.readable(), self.state.history, self.spec.checkpoint_every)
-            for callback in self.callbacks:
-                callback.on_start(self.rounds, self.state.t)
+            self.callbacks.on_start(self.rounds, self.state.t)
+            return self.callbacks.stopped_by(self.state.history)
 
-        self.ranks.on_rank0(start_on_rank0)
+        self._stopped_by = self.ranks.on_rank0(start_on_rank0)
 
     def next_round(self) -> Coroutine[Any, Any, Record]:
         """Return the coroutine of the next round."""
@@ -247,14 +259,16 @@ class Run:
         return play_round(self.state, evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
 
     def is_complete(self) -> bool:
-        """Whether all rounds are played or the target is reached."""
-        return _is_complete(self.state.history, self.rounds, self._target)
+        """Whether all rounds are played, the target is reached, or a callback has ended the run."""
+        return self._stopped_by is not None or _is_complete(self.state.history, self.rounds, self._target)
 
     def finish_round(self, record: Record) -> None:
         """Report a round to the callbacks, and write a checkpoint if one is due."""
         self.info.client_accuracy = self.info.diverged = None  # recorded at the end of an earlier part of the run
         record = self._with_diagnostics(self._with_user_metrics(record))
-        if self.ranks.on_rank0(lambda: self._report(record)):
+        self._best.update(self.state.history, self.state.evaluated)
+        self._stopped_by, due = self.ranks.on_rank0(lambda: self._report(record))
+        if due:
             self._save()
 
     def _with_user_metrics(self, record: Record) -> Record:
@@ -275,20 +289,34 @@ class Run:
         self._before = self.state.x
         return record
 
-    def _report(self, record: Record) -> bool:
-        """Write the round to the folder and call the callbacks; return whether a checkpoint is due."""
+    def _report(self, record: Record) -> tuple[str | None, bool]:
+        """Write the round to the folder and call the callbacks.
+
+        Returns:
+            The callback that ends the run, if any, and whether a checkpoint is due.
+        """
         if self._folder is not None:
             self._folder.write_rounds(self.state.history)
-        for callback in self.callbacks:
-            callback.on_round(record)
-        return self._folder is not None and not self.is_complete() and self._folder.checkpoint_due(self.state.t)
+        self.callbacks.on_round(record, self._model)
+        stopped_by = self.callbacks.stopped_by(self.state.history)
+        goes_on = stopped_by is None and not _is_complete(self.state.history, self.rounds, self._target)
+        return stopped_by, self._folder is not None and goes_on and self._folder.checkpoint_due(self.state.t)
+
+    def _model(self) -> nn.Module:
+        """Return a copy of the model with the current weights, on the CPU and in evaluation mode."""
+        return self.task.model.module_with(self.state.evaluated).eval()
+
+    def _snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
+        # An interruption can come between the end of a round and its report.
+        self._best.update(self.state.history, self.state.evaluated)
+        return replace(self.state.snapshot(info, interrupted), best=self._best.on_cpu())
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and the state has changed since the last one."""
         if self.spec.out is None or (self._saved == self.state.t and not interrupted):
             return
         folder, state = self._folder, self.state
-        snapshot, changed = state.snapshot(self.info.to_json(), interrupted), state.clients.changed
+        snapshot, changed = self._snapshot(self.info.to_json(), interrupted), state.clients.changed
         if self.ranks.size > 1:
             needed = self.ranks.broadcast([] if folder is None else folder.checkpoints.clients_to_write(changed))
             snapshot.clients = state.collect_clients(needed, self.ranks)
@@ -303,27 +331,22 @@ class Run:
         """Return the result as of the last complete round."""
         if self.task.compiled:
             self.info.compile_seconds = round(self.task.program.seconds, 1)
-        snapshot = self.state.snapshot({}, interrupted)
-        model = self.task.model.module_with(self.state.evaluated).eval()
-        given: dict[str, Any] = {"_model": model, "_outputs": self.spec.outputs}
+        parts = vars(self._snapshot({}, interrupted)) | {"info": replace(self.info)}
+        given: dict[str, Any] = {"_model": self._model(), "_outputs": self.spec.outputs}
         if type(self.state.algorithm).personal is not Algorithm.personal:
             given["_personal"] = self.state.personal_model
-        return Result(**vars(snapshot) | {"info": replace(self.info)}, **given)
+        return Result(**parts, **given)
 
     def finish(self, interrupted: bool = False) -> Result:
         """Write the last checkpoint, call `on_end` of the callbacks and return the result."""
+        self.info.stopped = self._stopped_by
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
             accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.evaluated))
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)
         final = self.result(interrupted)
-
-        def call_callbacks() -> None:
-            for callback in self.callbacks:
-                callback.on_end(final)
-
-        self.ranks.on_rank0(call_callbacks)
+        self.ranks.on_rank0(lambda: self.callbacks.on_end(final))
         return final
 
     def close(self) -> None:

@@ -11,8 +11,6 @@ from torch import nn
 
 from ..algorithm import Algorithm
 from ..core.callback import Callback
-from ..core.formatting import format_value
-from ..core.history import Record
 from ..core.losses import Loss, LossFunction
 from ..core.metric_functions import Metrics, named_metrics
 from ..core.model_outputs import OutputFunction
@@ -39,8 +37,13 @@ from ..local.compose import with_local
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
+from .callback_list import OnRound, check_callback
 from .decay import compare_decay, convert_decay, is_decay, record_decay
 from .options import instance_of, option, options, options_of
+
+
+def _record_target(v: Any) -> Any:
+    return {str(metric): float(value) for metric, value in v.items()} if isinstance(v, Mapping) else None
 
 
 def _record_dtype(v: torch.dtype) -> str:
@@ -193,8 +196,14 @@ class RunSpec:
     target: Mapping[str, float] | None = option(
         'Metrics to reach, e.g. `{"accuracy": 0.95}`; the run ends when all are reached.',
         default=None,
-        resume="not recorded",
+        record=_record_target,
+        resume="may change",
         per_run=True,
+    )
+    keep_best: str | None = option(
+        'A metric, e.g. "accuracy": the model of the round with its best value is kept as `result.best_model`.',
+        text_up_to(200),
+        default=None,
     )
     metrics: Metrics | None = option(
         "Metrics on the test set beside loss and accuracy: a mapping of names to functions (outputs, targets) → number "
@@ -282,8 +291,9 @@ class RunSpec:
         resume="not recorded",
         toml=False,
     )
-    callbacks: Sequence[Callback | Callable[[Record], Any]] = option(
-        "`Callback` objects, or functions of a round's record.",
+    callbacks: Sequence[Callback | OnRound] = option(
+        "`Callback` objects such as `fm.EarlyStopping()`, or functions of a round's record, or of the record and the "
+        "model.",
         Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
         default=(),
         resume="not recorded",
@@ -299,10 +309,7 @@ class RunSpec:
         with_local(self.algorithm, self.local)
         named_metrics(self.metrics or {})
         for callback in self.callbacks:
-            if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
-                raise ValueError(
-                    f"run: 'callbacks' must be Callback objects or functions, got {format_value(callback)}"
-                )
+            check_callback(callback)
         if (self.local_steps is None) == (self.local_epochs is None):
             got = "both" if self.local_steps is not None else "neither"
             raise ValueError(f"run: exactly one of 'local_steps' and 'local_epochs' must be given, got {got}")

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
+import torch
 
 from ..core.history import History, Record
-from ..engine.snapshot import Snapshot
+from ..engine.snapshot import BestModel, Snapshot
 from .files import FileRecord, hash_file, storage_errors, sync_folder, write_synced
 from .segments import (
     ClientSegment,
@@ -215,6 +216,7 @@ class Checkpoints:
             clients=stored,
             info=manifest["info"],
             interrupted=manifest["interrupted"],
+            best=_decode_best(tensors),
         )
         return LoadedCheckpoint(snapshot, history, clients, frozenset(file.name for file in files))
 
@@ -257,7 +259,14 @@ def _encode_state(snapshot: Snapshot) -> bytes:
         tensors["x"] = snapshot.server_model
     tensors |= {f"server.{name}": v for name, v in snapshot.server_state.items()}
     tensors |= {f"selection.{name}": v for name, v in snapshot.selection.items()}
+    if snapshot.best is not None:
+        tensors |= {"best.round": torch.tensor(snapshot.best.round), "best.params": snapshot.best.params}
     return safetensors.torch.save({name: v.contiguous().clone() for name, v in tensors.items()})
+
+
+def _decode_best(tensors: dict[str, Any]) -> BestModel | None:
+    best = _with_prefix("best.", tensors)
+    return BestModel(int(best["round"]), best["params"]) if best else None
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
