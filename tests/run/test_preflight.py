@@ -251,7 +251,7 @@ class Wrong(fm.Algorithm):
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("rule", "Wrong: the rule of sum 'A' must be one of w, avg, avg/K, p, got 'sum'"),
+        ("rule", "Wrong: the rule of sum 'A' must be one of w, avg, avg/K, p, each, got 'sum'"),
         ("upload", "Wrong: the sum 'B' must be of one of delta, got 'd'"),
         ("extra", "Wrong: 'finish' must return delta, got delta, extra"),
         ("own", "Wrong: 'finish' must return some of nothing, got r"),

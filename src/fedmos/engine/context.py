@@ -24,6 +24,8 @@ _SERVER = -1
 class ServerContext(Context):
     """The context of the server's methods."""
 
+    owner: str
+    """The name of the algorithm."""
     seed: int
     device: torch.device
 
@@ -31,6 +33,9 @@ class ServerContext(Context):
         if name == "key":
             return stream(self.seed, self.t, _SERVER, Purpose.ALGORITHM, self.device)
         return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _unknown(self.owner, "ctx", name, "the server knows", Context)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +60,17 @@ class CohortContext(ClientContext):
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> NoReturn:
-        known = [f.name for f in fields(ClientContext)]
-        raise AttributeError(
-            f"{self.owner}: there is no c.{name}; a client knows {', '.join(known)}{suggest(name, known)}", name=name
-        )
+        raise _unknown(self.owner, "c", name, "a client knows", ClientContext)
 
     def _key(self) -> Tensor:
         keys = self.gradient.batches.stream(Purpose.ALGORITHM)
         return self.gradient.rows(keys)
+
+
+def _unknown(owner: str, argument: str, name: str, who: str, kind: type[Context]) -> AttributeError:
+    """Return the error for a method that reads what its context does not have."""
+    known = [f.name for f in fields(kind)]
+    hint = suggest(name, known)
+    if argument == "c" and name in ("id", "ids", "i", "client", "index", "number"):
+        hint = "; clients have no number there, and keep what is their own in client_state (c.own)"
+    return AttributeError(f"{owner}: there is no {argument}.{name}; {who} {', '.join(known)}{hint}", name=name)

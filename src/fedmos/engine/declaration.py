@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithm import RULES, Algorithm, Field, Layers, Reduce, Vectors
+from ..algorithm import RULES, Algorithm, ClientContext, Field, Layers, Reduce, Vectors
 from ..core.formatting import format_value
 from ..core.validation import suggest
 from .job import Phase
+from .watch import refusing_draws
 
 Shapes = dict[str, tuple[int, ...]]
 """The shapes of named tensors. One number has the shape ()."""
@@ -72,8 +73,10 @@ class Declaration:
 
     def initial(self, declared: Shapes, x: Tensor) -> Vectors:
         """Return the initial value of declared state: zeros unless `init` gives another."""
-        given = self.algorithm.init(x)
         owner, known = type(self.algorithm).__name__, [*self.server_state, *self.client_state]
+        with refusing_draws(owner, "init", x.device):
+            given = self.algorithm.init(x)
+        check_names(self.algorithm, "init", given, given if isinstance(given, dict) else ())
         for name in given:
             if name not in known:
                 states = ", ".join(known) or "none is declared"
@@ -170,6 +173,25 @@ def check_model(algorithm: Algorithm, method: str, got: Any, shape: torch.Size) 
     if not isinstance(got, Tensor) or got.shape != shape:
         raise ValueError(
             f"{type(algorithm).__name__}: '{method}' must return a model of shape {tuple(shape)}, got {_kind(got)}"
+        )
+
+
+def check_start(algorithm: Algorithm, got: Any, c: ClientContext) -> None:
+    """Check that `start` returned a model: (D,), or with a row for each client of the cohort."""
+    rows = c.K.shape[:-1]
+    D = c.layers.size
+    if not isinstance(got, Tensor) or got.shape not in ((D,), (*rows, D)):
+        raise ValueError(
+            f"{type(algorithm).__name__}: 'start' must return a model of shape {(*rows, D)}, got {_kind(got)}"
+        )
+
+
+def check_direction(algorithm: Algorithm, got: Any, y: Tensor) -> None:
+    """Check that `direction` returned a vector for each client, or one for all."""
+    if not isinstance(got, Tensor) or got.shape[-1:] != y.shape[-1:]:
+        shape = tuple(y.shape)
+        raise ValueError(
+            f"{type(algorithm).__name__}: 'direction' must return a direction of shape {shape}, got {_kind(got)}"
         )
 
 

@@ -23,11 +23,18 @@ from .graphs import Graphs
 from .job import Job, JobNumbers, JobResult, Phase, expand_runs, pack, pad_job, unpack
 from .local_update import local_update
 from .loop import Loop
+from .named_tensors import named, unchanged
 from .reports import report_row
 from .task import Task
 
 _METHODS: dict[Phase, str] = {"prepare": "prepare", "train": "finish"}
 """By phase, the method that returns the uploads."""
+
+
+_CLIENTS: dict[Phase, str] = {"prepare": "prepare", "train": "begin', 'step' or 'finish"}
+"""By phase, the methods that clients call, for errors."""
+
+_NO_MESSAGE = "in the extra phase, before the broadcast, clients have x only"
 
 
 class Outputs(NamedTuple):
@@ -142,7 +149,8 @@ class JobExecutor:
             grad.measure_noise()
         c = self._context(job, numbers, x, grad, captured)
         algorithm = with_fields(self.algorithm, numbers.fields)
-        uploads, own = self._phase(job.phase, algorithm, c, grad, observer)
+        with unchanged(algorithm, _CLIENTS[job.phase], {"c.x": x, "c.msg": c.msg, "c.own": c.own}):
+            uploads, own = self._phase(job.phase, algorithm, c, grad, observer)
         M, declared = len(job.ids), self.declaration
         uploads = client_rows(declared, _METHODS[job.phase], uploads, declared.up(job.phase), grad.unrows, M)
         own = client_rows(declared, "finish", own, declared.client_state, grad.unrows, M)
@@ -178,6 +186,9 @@ class JobExecutor:
         ctx, (_, _, importance) = job.ctx, self.task.tables
         t: Any = numbers.t if captured else ctx.t
         W: Any = numbers.W if captured or len(job.W) > 1 else ctx.W
+        why = _NO_MESSAGE if job.phase == "prepare" else None
+        msg = {name: self._received(name, v, job, grad) for name, v in job.msg.items()}
+        own = {name: grad.rows(_columns(v)) for name, v in job.own.items()}
         return CohortContext(
             owner=type(self.algorithm).__name__,
             receives_x="x" in self.declaration.down,
@@ -190,8 +201,8 @@ class JobExecutor:
             W=W,
             layers=self.task.model.layers,
             x=x,
-            msg={name: self._received(name, v, job, grad) for name, v in job.msg.items()},
-            own={name: grad.rows(_columns(v)) for name, v in job.own.items()},
+            msg=named(self.algorithm, "c.msg", msg, why),
+            own=named(self.algorithm, "c.own", own),
             K=grad.rows(grad.batches.K[:, None].to(x)),
             p=grad.rows(importance[numbers.ids, None].to(x)),
             last=grad.rows(numbers.last),

@@ -7,16 +7,18 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
 from .backend import StepObserver
-from .declaration import check_model, check_names, check_pair
+from .declaration import check_direction, check_model, check_names, check_pair, check_start
 from .gradients import LocalGradient
+from .named_tensors import changed_in_place, named, refusing_writes, unchanged
 
 
 def local_update(
     algorithm: Algorithm, c: ClientContext, grad: LocalGradient, observer: StepObserver | None = None
 ) -> tuple[Vectors, Vectors]:
     """Return the uploads and the new state of one client, (D,), or of a chunk of clients, (M, D)."""
-    y = grad.start(algorithm.start(c) if callable(algorithm.start) else c.x)  # GHBM has a field of that name
-    s = algorithm.begin(y, c, grad)
+    y = grad.start(_start(algorithm, c))
+    with unchanged(algorithm, "begin", {"y": y}):
+        s = algorithm.begin(y, c, grad)
     check_names(algorithm, "begin", s, s if isinstance(s, dict) else ())
     for k in range(grad.batches.steps):
         grad.k = k
@@ -29,7 +31,8 @@ def local_update(
             observer(grad, k, y, y_next)
         y, s = y_next, s_next
     grad.k = None
-    finished = algorithm.finish(y, s, c, grad)
+    with unchanged(algorithm, "finish", {"y": y, "s": s}):
+        finished = algorithm.finish(y, named(algorithm, "s", s), c, grad)
     check_pair(algorithm, "finish", finished)
     return finished
 
@@ -41,20 +44,32 @@ def _step(
     method = "direction" if _is_default(algorithm, "step") else "step"
     if method == "direction" and _is_default(algorithm, "direction"):
         return grad.descend(y, c.lr), s
-    try:
-        returned = getattr(algorithm, method)(y, s, c, grad, k)
-    except RuntimeError as error:
-        if "single memory location" not in str(error):
-            raise
-        raise ValueError(
-            f"{type(algorithm).__name__}: '{method}' must not change a tensor in place (y -= …); use y = y - …"
-        ) from error
+    before = _versions(y, s)
+    with refusing_writes(algorithm, method):
+        returned = getattr(algorithm, method)(y, named(algorithm, "s", s), c, grad, k)
+    if _versions(y, s) != before:
+        raise changed_in_place(algorithm, method, "y" if y._version != before[0] else "a tensor of s")
     check_pair(algorithm, method, returned)
     y_next, s = returned
     if method == "direction":
+        check_direction(algorithm, y_next, y)
         y_next = y - c.lr * y_next
     check_model(algorithm, method, y_next, y.shape)
     return y_next, s
+
+
+def _start(algorithm: Algorithm, c: ClientContext) -> Tensor:
+    """Return the model at which local training starts."""
+    if not callable(algorithm.start):  # GHBM has a field of that name
+        return c.x
+    y = algorithm.start(c)
+    check_start(algorithm, y, c)
+    return y
+
+
+def _versions(y: Tensor, s: Vectors) -> list[int]:
+    """Return how often each tensor has been changed in place."""
+    return [y._version, *[v._version for v in s.values() if isinstance(v, Tensor)]]
 
 
 def _is_default(algorithm: Algorithm, method: str) -> bool:

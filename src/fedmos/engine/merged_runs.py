@@ -96,7 +96,11 @@ class MergedRuns:
     @torch.no_grad()
     def play(self, rounds: Rounds) -> dict[int, Record | DivergenceError]:
         """Play one round of several runs; returns by run its record, or the error it stopped at."""
-        return _Interpreter(self, rounds).run()
+        try:
+            return _Interpreter(self, rounds).run()
+        finally:  # an error of one run ends the rounds of all
+            for coroutine in rounds.values():
+                coroutine.close()
 
     def compatibility(self, number: int, job: Job) -> Hashable:
         """Return what jobs must have in common to be merged. Where shapes are fixed, smaller cohorts are padded."""

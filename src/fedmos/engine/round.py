@@ -16,6 +16,7 @@ from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, co
 from .cohort import Cohort, SampledCohort
 from .declaration import check_model, check_pair, check_shapes
 from .executor import max_abs
+from .named_tensors import named, unchanged
 from .round_record import describe_round, make_timing
 from .round_timing import RoundTiming
 from .sampling import as_sent
@@ -154,7 +155,9 @@ async def _run_phases(
 
 def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vectors:
     """Return the message that is sent to the cohort with x."""
-    message, declared = state.algorithm.broadcast(state.x, server_state, ctx), state.declaration.message
+    declared = state.declaration.message
+    with unchanged(state.algorithm, "broadcast", {"x": state.x, "state": server_state}):
+        message = state.algorithm.broadcast(state.x, named(state.algorithm, "state", server_state), ctx)
     check_shapes(state.algorithm, "broadcast", message, declared, some=False)
     # A captured graph identifies vectors by their order.
     return {name: message[name].reshape(shape) for name, shape in declared.items()}
@@ -173,8 +176,11 @@ async def server_step(
     update, report = training.update, training.update.report
     if update.kept.ids.shape[0] < state.quorum(cohort):
         return _abandoned(state, cohort, report)
+    x, before, sums = state.x, training.server_state, update.sums
     try:
-        returned = state.algorithm.server(state.x, training.server_state, update.sums, state.context(update.kept))
+        with unchanged(state.algorithm, "server", {"x": x, "state": before, "agg": sums}):
+            given, agg = (named(state.algorithm, name, v) for name, v in (("state", before), ("agg", sums)))
+            returned = state.algorithm.server(x, given, agg, state.context(update.kept))
     except Exception:
         if state.policy.check_each:
             raise
@@ -182,7 +188,7 @@ async def server_step(
     check_pair(state.algorithm, "server", returned)
     x, new = returned
     check_model(state.algorithm, "server", x, state.x.shape)
-    server_state = training.server_state | _checked_state(state, "server", new)
+    server_state = before | _checked_state(state, "server", new)
     evaluated = state.evaluated_model(x, server_state, update.kept)
     changed = [x, evaluated, *(v for name, v in server_state.items() if v is not state.server_state[name])]
     if state.policy.check_each:
@@ -200,8 +206,9 @@ def _abandoned(
     state: FederatedState, cohort: Cohort, report: Tensor, changed: list[Tensor] | None = None
 ) -> RoundState:
     """Return the result of a round that leaves the model as it is."""
-    idle = _checked_state(state, "idle", state.algorithm.idle(state.x, state.server_state, state.context(cohort)))
-    server_state = state.server_state | idle
+    with unchanged(state.algorithm, "idle", {"x": state.x, "state": state.server_state}):
+        new = state.algorithm.idle(state.x, named(state.algorithm, "state", state.server_state), state.context(cohort))
+    server_state = state.server_state | _checked_state(state, "idle", new)
     return RoundState(
         x=state.x,
         evaluated=state.evaluated_model(state.x, server_state, cohort),
@@ -272,10 +279,10 @@ def commit(
     return record
 
 
-def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> None:
+def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> TrainingResult:
     """Run local training for a cohort and call `observer` after every step, without changing the run."""
     with torch.no_grad():
-        complete(_run_phases(state, cohort, None, observer))
+        return complete(_run_phases(state, cohort, None, observer))
 
 
 def _reports(state: FederatedState, kept: Tensor, trained: Vectors) -> Vectors:

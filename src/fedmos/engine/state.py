@@ -22,6 +22,7 @@ from .context import ServerContext
 from .cost import Wire
 from .declaration import Declaration, check_model
 from .lr_schedule import Decay, decayed
+from .named_tensors import named, unchanged
 from .rank_exchange import collect_states
 from .ranks import Ranks
 from .reports import check_reports, in_training, sent_apart
@@ -76,6 +77,7 @@ class FederatedState:
         if self._lr_on_device is None or self._lr_on_device[0] != lr:
             self._lr_on_device = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
         return ServerContext(
+            owner=type(self.algorithm).__name__,
             t=self.t,
             lr=self._lr_on_device[1],
             N=len(self.task.data),
@@ -101,7 +103,9 @@ class FederatedState:
         """Return the model to evaluate after a server step of the current round to x and this server state."""
         if type(self.algorithm).evaluated is Algorithm.evaluated:
             return x
-        model = self.algorithm.evaluated(x, server_state, self.context(cohort))
+        with unchanged(self.algorithm, "evaluated", {"x": x, "state": server_state}):
+            given = named(self.algorithm, "state", server_state)
+            model = self.algorithm.evaluated(x, given, self.context(cohort))
         check_model(self.algorithm, "evaluated", model, x.shape)
         return model
 
@@ -113,7 +117,10 @@ class FederatedState:
         none = Cohort.of(ids[:0], p[:0], self.task.data)
         known: dict[str, Any] = {f.name: getattr(self.context(none), f.name) for f in fields(Context)}
         known |= {name: v.to(self.x) for name, v in {"K": K, "p": p, "last": self.clients.last[ids]}.items()}
-        model = self.algorithm.personal(ClientContext(**known, x=self.x, msg={}, own=own))
+        msg = named(self.algorithm, "c.msg", {}, "a client keeps no message after its round")
+        c = ClientContext(**known, x=self.x, msg=msg, own=named(self.algorithm, "c.own", own))
+        with unchanged(self.algorithm, "personal", {"c.x": self.x, "c.own": own}):
+            model = self.algorithm.personal(c)
         if model is None:
             return None
         check_model(self.algorithm, "personal", model, self.x.shape)

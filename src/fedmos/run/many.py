@@ -18,7 +18,7 @@ from ..engine.task import DeviceCache
 from ..evaluation.metrics import Evaluator
 from .callbacks import progress_display
 from .options import call_with_options
-from .preflight import repeatable
+from .repeatability import repeatable
 from .result import Result
 from .run import Run
 from .spec import RunSpec
@@ -146,7 +146,7 @@ def _play_rounds(group: list[Run], merged: MergedRuns, ended: dict[int, Result],
                 rounds[number] = run_.next_round()
     with ExitStack() as checks:
         for run_ in group if first else []:
-            checks.enter_context(repeatable(run_.task))
+            checks.enter_context(repeatable(run_.state))
         records = merged.play(rounds)
     for number, record in records.items():
         if isinstance(record, DivergenceError):

@@ -1,14 +1,13 @@
-"""Checks before the first round: whether the options of a run fit together, and training the model repeats."""
+"""Checks before the first round: whether the options of a run fit together."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
 
 from ..core.batch_losses import Batch
 from ..core.formatting import format_value
@@ -21,7 +20,6 @@ from ..engine.cohort_size import over_selecting
 from ..engine.declaration import names_of
 from ..engine.lr_schedule import decayed
 from ..engine.simulated_clock import Clock
-from ..engine.task import Task
 from .spec import RunSpec
 
 _CHECKED_ROUNDS = 10_000
@@ -149,28 +147,3 @@ def check_metric(option: str, metric: str | None, measurable: list[str]) -> None
     if metric is not None and metric not in measurable:
         hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), measurable)
         raise ValueError(f"run: '{option}' must be one of {', '.join(measurable)}, got {format_value(metric)}{hint}")
-
-
-@contextmanager
-def repeatable(task: Task) -> Iterator[None]:
-    """Refuse a model that, while it trains, draws from the global generator or changes its buffers."""
-    device, module = task.model.device, task.model.module
-
-    def generators() -> list[Tensor]:
-        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-    def buffers() -> list[tuple[int, int]]:
-        return [(id(b), b._version) for b in module.buffers()]
-
-    before, held = generators(), buffers()
-    yield
-    if any(not torch.equal(a, b) for a, b in zip(before, generators(), strict=True)):
-        raise ValueError(
-            "Cannot train the model because it draws from PyTorch's global generator, so its runs would not repeat; "
-            "use dropout (F.dropout or nn.Dropout), which gets random streams of its own, in place of other noise"
-        )
-    if held != buffers():
-        raise ValueError(
-            "Cannot train the model because it changes its buffers in training (running statistics?), which clients "
-            "would share; use layers without such buffers"
-        )

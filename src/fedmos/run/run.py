@@ -38,7 +38,8 @@ from .callback_list import CallbackList
 from .callbacks import progress_display
 from .early_stopping import EarlyStopping
 from .info import RunInfo
-from .preflight import check_metric, check_target, repeatable
+from .preflight import check_metric, check_target
+from .repeatability import repeatable
 from .result import Result
 from .resume import check_unchanged
 from .spec import RunSpec
@@ -193,7 +194,7 @@ class Run:
             try:
                 while not self.is_complete() and not self.interrupted:
                     try:
-                        with repeatable(self.task) if self.state.t == first else nullcontext(), torch.no_grad():
+                        with repeatable(self.state) if self.state.t == first else nullcontext(), torch.no_grad():
                             record = complete(self.next_round())
                     except torch.OutOfMemoryError:
                         if not self._halve_chunks():

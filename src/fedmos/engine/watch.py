@@ -1,0 +1,107 @@
+"""Calls of a user's methods seen from outside: which methods a class defines, and what they do to random generators."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm
+from ..selection.selector import Selector
+
+T = TypeVar("T", Algorithm, Selector)
+
+Around = Callable[[str, Callable[[], Any], tuple[Any, ...]], Any]
+"""Called in place of a method with its name, the call itself, and the arguments (self first); returns its result."""
+
+_BASES: tuple[type[Any], ...] = (Algorithm, Selector)
+_GENERATORS = {"torch": "PyTorch's", "numpy": "NumPy's", "random": "Python's"}
+
+
+def defined_methods(kind: type[Any]) -> list[str]:
+    """Return the methods of the contract that a class of algorithms or selectors overrides."""
+    base = next(base for base in _BASES if issubclass(kind, base))
+    names = [name for name, value in vars(base).items() if callable(value) and not name.startswith("_")]
+    return [n for n in names if callable(getattr(kind, n, None)) and getattr(kind, n) is not getattr(base, n)]
+
+
+def watched(obj: T, around: Around, methods: Iterable[str] | None = None) -> T:
+    """Return a copy of an algorithm or a selector whose methods are called through `around`.
+
+    Args:
+        obj: The object, which stays as it is.
+        around: What is called in place of each method.
+        methods: The methods; by default all of the contract that the class overrides.
+    """
+    kind = type(obj)
+
+    def through(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return around(name, lambda: method(self, *args, **kwargs), (self, *args, *kwargs.values()))
+
+        return called
+
+    names = defined_methods(kind) if methods is None else methods
+    body: dict[str, Any] = {name: through(name, getattr(kind, name)) for name in names}
+    body |= {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    if issubclass(kind, Selector):
+        owner = next(base for base in kind.__mro__ if "select" in vars(base))  # the engine looks where `select` is
+        body |= {n: vars(owner)[n] for n in ("prefetchable", "select_ahead") if n in vars(owner) and n not in body}
+    copied = copy.copy(obj)
+    object.__setattr__(copied, "__class__", type(kind.__name__, (kind,), body))  # a frozen dataclass refuses `=`
+    return copied
+
+
+class GeneratorStates(NamedTuple):
+    """The states of the global random generators."""
+
+    of_torch: list[Tensor]
+    of_numpy: tuple[Any, ...]
+    of_python: tuple[Any, ...]
+
+    @classmethod
+    def now(cls, device: torch.device) -> GeneratorStates:
+        """Return the states of the CPU's generators and of the device's."""
+        kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # read only
+        states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+        return cls(states, (kind, bytes(memoryview(keys)), *rest), random.getstate())  # type: ignore[arg-type]
+
+    def changed(self, device: torch.device) -> list[str]:
+        """Return the generators that have been used since: "torch", "numpy", "random"."""
+        after = GeneratorStates.now(device)
+        used = {
+            "torch": any(not torch.equal(a, b) for a, b in zip(self.of_torch, after.of_torch, strict=True)),
+            "numpy": self.of_numpy != after.of_numpy,
+            "random": self.of_python != after.of_python,
+        }
+        return [name for name, yes in used.items() if yes]
+
+
+@contextmanager
+def refusing_draws(owner: str, method: str, device: torch.device) -> Iterator[None]:
+    """Refuse a method of an algorithm or selector that draws from a global generator."""
+    before = GeneratorStates.now(device)
+    yield
+    for generator in before.changed(device):
+        raise draws_globally(owner, method, generator)
+
+
+def draws_globally(owner: str, method: str, generator: str) -> ValueError:
+    """Return the error for a method that draws from a global generator."""
+    key = {"select": "view.key", "init": None}.get(method, "ctx.key" if method in _OF_SERVER else "c.key")
+    use = "a generator with a seed of its own" if key is None else f"fedmos.rng with {key}, e.g. rng.draws({key}, n)"
+    return ValueError(
+        f"{owner}: '{method}' must not draw from {_GENERATORS[generator]} global generator because its runs would not "
+        f"repeat; use {use}"
+    )
+
+
+_OF_SERVER = ("broadcast", "server", "evaluated", "idle", "gradient_estimate")

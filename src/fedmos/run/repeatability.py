@@ -1,0 +1,94 @@
+"""The check, in the first round of a run, that nothing draws from global random generators."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from ..engine.backend import complete
+from ..engine.local_backend import LocalBackend
+from ..engine.round import dry_run, server_step
+from ..engine.sampling import CohortSampler
+from ..engine.state import FederatedState
+from ..engine.watch import GeneratorStates, T, draws_globally, watched
+
+
+@contextmanager
+def repeatable(state: FederatedState) -> Iterator[None]:
+    """Refuse a run that draws from a global generator in this round, or whose model changes its buffers.
+
+    The error names the method of the algorithm or the selector that draws, or else the model.
+    """
+    device, module = state.task.model.device, state.task.model.module
+
+    def buffers() -> list[tuple[int, int]]:
+        return [(id(b), b._version) for b in module.buffers()]
+
+    t, before, held = state.t, GeneratorStates.now(device), buffers()
+    yield
+    used = before.changed(device)
+    if used:
+        _find_culprit(state, t)
+    if "torch" in used:
+        raise ValueError(
+            "Cannot train the model because it draws from PyTorch's global generator, so its runs would not repeat; "
+            "use dropout (F.dropout or nn.Dropout), which gets random streams of its own, in place of other noise"
+        )
+    if held != buffers():
+        raise ValueError(
+            "Cannot train the model because it changes its buffers in training (running statistics?), which clients "
+            "would share; use layers without such buffers"
+        )
+
+
+def _find_culprit(state: FederatedState, t: int) -> None:
+    """Play round t again without committing it, and raise an error that names the method that draws.
+
+    Returns if none does: then the model draws or, in the case of NumPy's and Python's generators, another thread.
+    """
+    found: list[ValueError] = []
+    with suppress(Exception):  # the round of the run itself has succeeded
+        _rehearse(state, t, found)
+    for error in found:
+        raise error
+
+
+def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
+    """Play round t and add an error to `found` for every method that draws, unless the model does."""
+    backend, device = state.backend, state.task.model.device
+
+    def watch(obj: T) -> T:
+        def around(method: str, call: Callable[[], Any], _: tuple[Any, ...]) -> Any:
+            before = GeneratorStates.now(device)
+            result = call()
+            found.extend(draws_globally(type(obj).__name__, method, used) for used in before.changed(device))
+            return result
+
+        return watched(obj, around)
+
+    if not isinstance(backend, LocalBackend) or _model_draws(backend, state):
+        return
+    sampler = CohortSampler(state.task, backend, watch(state.sampler.selector), state.availability, state.clients.last)
+    sampler.selection_state = state.sampler.selection_state
+    sampled = sampler.draw(t, state.x)
+    rehearsal = copy.copy(state)
+    rehearsal.t = t
+    rehearsal.algorithm = watch(state.algorithm)
+    rehearsal.backend = LocalBackend(
+        state.task, rehearsal.algorithm, backend.executor.plan, clients=state.clients, policy=state.policy
+    )
+    training = dry_run(rehearsal, sampled.cohort, lambda *_: None)
+    complete(server_step(rehearsal, sampled, training))
+
+
+def _model_draws(backend: LocalBackend, state: FederatedState) -> bool:
+    """Whether a gradient of the model draws from PyTorch's generator."""
+    before = GeneratorStates.now(state.task.model.device)
+    with torch.no_grad():
+        grad = backend.executor.gradient(torch.zeros(1, dtype=torch.int64), state.t)
+        grad(grad.start(state.x))
+    return "torch" in before.changed(state.task.model.device)

@@ -1,0 +1,118 @@
+"""Mistakes in the methods of an algorithm are refused with a sentence that names class, method and field."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.engine.named_tensors import named
+from helpers.mistakes import REFUSED, Mistake, WrongPersonal
+
+each_mistake = pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+
+
+@each_mistake
+@pytest.mark.parametrize(("engine", "m"), [("loop", 2), ("batched", 1), ("batched", 3)])
+def test_a_run_names_the_mistake(quick, kind, engine, m):
+    """With one client in the cohort as with several."""
+    with pytest.raises((ValueError, AttributeError)) as error:
+        quick(algorithm=kind(), engine=engine, selection=fm.Uniform(m=m), rounds=1)
+    assert REFUSED[kind] in str(error.value)
+
+
+@each_mistake
+def test_merged_runs_name_the_mistake(quick, digits, kind):
+    shared = {"model": fm.models.logistic(features=64), "data": digits, "engine": "batched", "rounds": 1}
+    shared |= {"selection": fm.Uniform(m=2), "local_steps": 2, "batch_size": 4}
+    with pytest.raises((ValueError, AttributeError)) as error:
+        fm.run_many([{"algorithm": kind(lr=0.1)}, {"algorithm": kind(lr=0.2)}], **shared)
+    assert REFUSED[kind] in str(error.value)
+
+
+class LaterNoise(Mistake):
+    def direction(self, y, s, c, grad, k):
+        return grad(y) + (torch.randn(()) if c.t == 2 else 0), s
+
+
+class LaterSum(Mistake):
+    def server(self, x, state, agg, ctx):
+        return x + agg["A" if ctx.t < 2 else "a"], {}
+
+
+@pytest.mark.parametrize("kind", [LaterNoise, LaterSum])
+def test_a_resumed_run_names_the_mistake(quick, kind, tmp_path):
+    quick(algorithm=kind(), rounds=2, out=tmp_path / "run")
+    with pytest.raises(ValueError, match=r"LaterNoise: 'direction' must not draw|LaterSum: there is no agg"):
+        quick(algorithm=kind(), rounds=3, out=tmp_path / "run", resume=True)
+
+
+def test_a_personal_model_has_the_shape_of_a_model(quick):
+    with pytest.raises(ValueError, match="WrongPersonal: 'personal' must return a model of shape"):
+        quick(algorithm=WrongPersonal(), rounds=1).personal_model(0)
+
+
+class NoisyModel(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1) + 0.01 * torch.randn_like(x.flatten(1)))
+
+
+class Noisy(fm.Selector):
+    def __init__(self, generator):
+        self.generator = generator
+
+    def select(self, view):
+        if self.generator == "PyTorch's":
+            torch.rand(1)
+        else:
+            np.random.rand()  # noqa: NPY002
+        return [0, 1], [0.5, 0.5]
+
+
+def test_a_model_that_draws_is_named_beside_an_algorithm_with_its_own_step(quick):
+    with pytest.raises(ValueError, match="Cannot train the model because it draws from PyTorch's global generator"):
+        quick(model=NoisyModel(64, 10), algorithm=fm.FedProx(lr=0.1, mu=0.1), engine="loop")
+
+
+@pytest.mark.parametrize("generator", ["PyTorch's", "NumPy's"])
+def test_a_selector_that_draws_globally_is_named(quick, generator):
+    sentence = f"Noisy: 'select' must not draw from {generator} global generator because its runs would not repeat; use"
+    with pytest.raises(ValueError, match=sentence):
+        quick(selection=Noisy(generator))
+
+
+def test_known_names_are_those_of_a_dictionary():
+    own = named(fm.FedAvg(lr=0.1), "c.own", {"h": torch.ones(2)})
+    assert ("h" in own, "g" in own, own.get("g"), list(own), len(own)) == (True, False, None, ["h"], 1)
+    assert copy.copy(own) == own == own | {}
+    with pytest.raises(KeyError):
+        own["g"]
+    with pytest.raises(ValueError) as error:
+        own["H"]
+    assert str(error.value) == "FedAvg: there is no c.own['H']; 'client_state' declares h"
+
+
+class Growing(Mistake):
+    """Writes into the dictionary s, which is its own, while clients have different numbers of steps."""
+
+    def begin(self, y, c, grad):
+        return {"d": torch.zeros_like(y)}
+
+    def direction(self, y, s, c, grad, k):
+        s["d"] = 0.5 * s["d"] + grad(y)
+        return s["d"], s
+
+    def finish(self, y, s, c, grad):
+        return {"delta": s["d"]}, {}
+
+
+def test_the_dictionary_s_may_be_written(quick):
+    """The direction of clients that have ended stays that of their last step, on both engines."""
+    loop, batched = (
+        quick(algorithm=Growing(), engine=engine, local_steps=None, local_epochs=2, dtype=torch.float64).params
+        for engine in ("loop", "batched")
+    )
+    torch.testing.assert_close(loop, batched, rtol=1e-10, atol=1e-12)
