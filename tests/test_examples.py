@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedmos as fm
+from fedmos.config import schema as config
 from helpers.conformance import COHORTS, LOGISTIC, LR, close
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -68,9 +69,9 @@ def test_methods_are_listed():
     assert all(f"[{name}.py]({name}.py)" in page for name in METHODS)
 
 
-def run(algorithm, engine) -> fm.Result:
+def run(algorithm, engine, **options) -> fm.Result:
     """A short run in float64 of clients with different numbers of steps."""
-    work = {"rounds": 6, "local_epochs": 2, "batch_size": 4, "dtype": torch.float64, "engine": engine}
+    work = {"rounds": 6, "local_epochs": 2, "batch_size": 4, "dtype": torch.float64, "engine": engine} | options
     return fm.run(LOGISTIC.model(), LOGISTIC.data(), algorithm, fm.FixedCohorts(COHORTS), **work)
 
 
@@ -92,3 +93,31 @@ def test_methods_are_the_built_in_ones(name):
     )
     built_in = getattr(fm, type(example).__name__)(**given)
     close(run(example, "batched").params, run(built_in, "batched").params, 1e-12)
+
+
+COMPOSITIONS = {
+    "fedsam": (fm.FedAvg(lr=LR), fm.local.SAM(rho=0.05)),
+    "mofedsam": (fm.FedCM(lr=LR), fm.local.SAM(rho=0.05)),
+    "diloco": (
+        fm.FedAvgM(lr=LR, server_lr=0.7, nesterov=True),
+        fm.local.AdamW(weight_decay=0.01, keep=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_methods_are_the_compositions_of_the_recipes(name):
+    algorithm, local = COMPOSITIONS[name]
+    a, b = run(method(name)(lr=LR), "batched"), run(algorithm, "batched", local=local)
+    close(a.params, b.params, 1e-12)
+
+
+RECIPES = sorted(path.stem for path in (EXAMPLES / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_learn(name):
+    rounds = 2 if name == "diloco" else 20  # it takes 50 local steps a round
+    changes = [f"rounds={rounds}", f"eval_every={rounds}", "engine=batched"]
+    settings = config.load(config.RunConfig, EXAMPLES / f"recipes/{name}.toml", changes)
+    assert settings.run(settings.algorithm, settings.selection, settings.seed).history[-1].accuracy > 0.4

@@ -84,6 +84,21 @@ def test_bytes_are_those_of_the_vectors_handed_over(case, engine):
 
 
 @each_class
+def test_a_resumed_run_is_the_same(case, tmp_path):
+    """Two rounds and two more, from the files of the first two, are four rounds."""
+    run = {"problem": LOGISTIC, "algorithm": case.make(), "engine": "batched"} | EPOCHS
+    whole = train(rounds=4, **run)
+    train(rounds=2, out=tmp_path / "run", **run)
+    resumed = train(rounds=4, out=tmp_path / "run", resume=True, **run)
+    assert len(resumed.history) == 4
+    assert torch.equal(whole.params, resumed.params)
+    assert all(torch.equal(v, resumed.server_state[name]) for name, v in whole.server_state.items())
+    assert all(
+        torch.equal(v, resumed.client_state(i)[name]) for i in range(7) for name, v in whole.client_state(i).items()
+    )
+
+
+@each_class
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 def test_engines_agree(case, dtype, tolerance, digits):
     """Loop and batched part by rounding only, over twelve rounds of a convolutional network."""

@@ -188,6 +188,23 @@ def test_identity(name, engine):
     assert (a - torch.tensor(problem.x0)).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize(
+    ("method", "algorithm"),
+    [
+        (fm.FedGamma(lr=LR, rho=0.3), fm.Scaffold(lr=LR)),
+        (fm.FedSpeed(lr=LR, lam=0.5, rho=0.3), fm.FedDyn(lr=LR, alpha=0.5)),
+    ],
+    ids=["FedGamma", "FedSpeed"],
+)
+def test_sharpness_aware_methods_are_compositions(method, algorithm, engine):
+    """FedGamma is SCAFFOLD with SAM gradients, FedSpeed is FedDyn with them."""
+    work = {"local_epochs": 1, "batch_size": 4, "weight_decay": 0.1, "clip": 0.8}
+    a = train(LOGISTIC, method, engine, **work).params
+    b = train(LOGISTIC, algorithm, engine, local=fm.local.SAM(rho=0.3), **work).params
+    close(a, b, 1e-12)
+    assert (a - train(LOGISTIC, algorithm, engine, **work).params).abs().max() > 1e-3
+
+
 def test_fedmos_without_momenta_is_gradient_descent(engine):
     """β = μ = 0, one full step: x −= η Σ w_i ∇f_i(x)."""
     problem = QUADRATIC

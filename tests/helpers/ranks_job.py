@@ -49,6 +49,8 @@ HARD = {
         "local": [fm.local.AdamW(average=True), fm.local.Muon(average=True)],
     },
     "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
+    "numbers": {"algorithm": fm.FedExP(lr=0.05, average=True), "selection": fm.Uniform(m=5)},
+    "another start": {"algorithm": fm.FedACG(lr=0.05), "selection": fm.Uniform(m=5)},
     "client by client": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.Uniform(m=5), "engine": "loop"},
     "chosen by measuring": {"algorithm": fm.FedCM(lr=0.05), "selection": fm.CACS(m=4, warmup=2), "engine": "auto"},
 }
