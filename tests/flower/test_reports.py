@@ -55,3 +55,14 @@ def test_clients_report_what_simulated_ones_do(tmp_path, engine):
     for name in given["selection"].reports:
         key = f"reported.{name}"
         torch.testing.assert_close(deployed.selection[key], simulated.selection[key], equal_nan=True)
+
+
+def test_the_server_takes_the_norms_of_updates_itself(tmp_path):
+    """They are in the records, and clients send nothing for them."""
+    given = arguments(algorithm=fm.Scaffold(lr=0.1), update_norms=True)
+    simulated, plain = fm.run(**given), fm.run(**given | {"update_norms": False})
+    deployed = Deployed(tmp_path, given).run()
+    assert_same(deployed, plain)
+    for mine, theirs in zip(deployed.history, simulated.history, strict=True):
+        assert len(mine.update_norms) == len(mine.cohort)
+        assert mine.update_norms == pytest.approx(theirs.update_norms, rel=1e-6)

@@ -115,6 +115,10 @@ def digest(run: Path) -> str:
             sha.update(vectors[name].numpy().tobytes())
     for record in result.history:
         sha.update(json.dumps([record.cohort, record.weights, record.train_loss, record.accuracy]).encode())
+        if record.update_norms is not None:
+            sha.update(json.dumps(record.update_norms).encode())
+    if result.best is not None:
+        sha.update(json.dumps([result.best.round, *result.best.params.tolist()]).encode())
     return sha.hexdigest()
 
 

@@ -51,6 +51,14 @@ HARD = {
     "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
     "numbers": {"algorithm": fm.FedExP(lr=0.05, average=True), "selection": fm.Uniform(m=5)},
     "another start": {"algorithm": fm.FedACG(lr=0.05), "selection": fm.Uniform(m=5)},
+    "a schedule, norms of updates, the best model and an early end": {
+        "algorithm": fm.FedAvg(lr=0.2),
+        "selection": fm.Uniform(m=5),
+        "lr_decay": fm.schedules.Warmup(2, then=fm.schedules.Cosine(5, final=0.1)),
+        "update_norms": True,
+        "keep_best": "accuracy",
+        "callbacks": [fm.EarlyStopping("test_loss", patience=4, min_delta=100.0)],
+    },
     "client by client": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.Uniform(m=5), "engine": "loop"},
     "chosen by measuring": {"algorithm": fm.FedCM(lr=0.05), "selection": fm.CACS(m=4, warmup=2), "engine": "auto"},
 }

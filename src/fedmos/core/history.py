@@ -60,6 +60,10 @@ class Record:
     metrics: dict[str, float] | None = None
     """Values of the option `metrics` on the test set, in rounds that are evaluated."""
 
+    update_norms: list[float | None] | None = None
+    """With the option `update_norms`, the norm of each client's update, in the order of `cohort`; None for a client
+    whose update did not count, because it was late or not finite, or the round was abandoned."""
+
     def value(self, metric: str) -> float | None:
         """Return the value of a metric of `METRICS` or of `metrics`; None if the round has none."""
         if metric in METRICS:

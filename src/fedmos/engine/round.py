@@ -17,7 +17,7 @@ from .cohort import Cohort, SampledCohort
 from .declaration import check_model, check_pair, check_shapes
 from .executor import max_abs
 from .named_tensors import named, unchanged
-from .round_record import describe_round, make_timing
+from .round_record import describe_round, make_timing, update_norms
 from .round_timing import RoundTiming
 from .sampling import as_sent
 from .state import FederatedState
@@ -109,7 +109,8 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
         state.policy = state.policy._replace(check_each=True)
     # 7. Commit the new model and state.
     seconds = perf_counter() - began - (0.0 if metrics is None else metrics.seconds)
-    return commit(state, sampled, timing, new, results, Record(seconds=seconds, **(record | results.metrics)))
+    record |= results.metrics | update_norms(state, sampled, new.update, results.reports)
+    return commit(state, sampled, timing, new, results, Record(seconds=seconds, **record))
 
 
 async def train_clients(state: FederatedState, sampled: SampledCohort, timing: RoundTiming) -> TrainingResult | None:

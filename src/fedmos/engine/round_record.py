@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ..algorithm import Vectors
+from .backend import CohortUpdate
 from .cohort import SampledCohort
 from .reports import AT_START
 from .round_timing import RoundTiming, Traffic
@@ -45,6 +47,17 @@ def describe_round(
         "abandoned": abandoned,
         "clock": None if state.clock is None else state.clock.now + timing.duration(),
     }
+
+
+def update_norms(
+    state: FederatedState, sampled: SampledCohort, update: CohortUpdate | None, reports: Vectors
+) -> dict[str, Any]:
+    """Return the field of the round's record with the norms of the clients' updates, if the run records them."""
+    if not state.update_norms:
+        return {}
+    kept = [] if update is None else update.kept.ids.tolist()
+    norms = dict(zip(kept, reports["update_norm"].tolist(), strict=True)) if kept else {}
+    return {"update_norms": [norms.get(i) for i in sampled.cohort.ids.tolist()]}
 
 
 def _evaluates_data(reports: Any) -> bool:

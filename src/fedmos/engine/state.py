@@ -46,6 +46,8 @@ class FederatedState:
     lr_decay: Decay = 1.0
     availability: Availability | None = None
     system: System | None = None
+    update_norms: bool = False
+    """Whether records have the norms of the clients' updates."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -62,8 +64,8 @@ class FederatedState:
         """The cohort size of the selector, before over-selection."""
         chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         check_reports(chosen, self.declaration, self.task)
-        self.reports = in_training(chosen.reports)
-        """The reports that clients give from their local training."""
+        self.reports = in_training((*chosen.reports, *(("update_norm",) if self.update_norms else ())))
+        """The reports that clients give from their local training, and the norms that the server takes itself."""
         self.numbers_up = len(sent_apart(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
         self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last)

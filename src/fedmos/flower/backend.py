@@ -23,7 +23,7 @@ from ..engine.client_store import ClientStore
 from ..engine.cohort import Cohort
 from ..engine.declaration import Declaration
 from ..engine.job import JobResult
-from ..engine.reports import AT_START, sent_apart
+from ..engine.reports import AT_START, sent_apart, update_norm
 from ..engine.task import Task
 from ..engine.work_queue import read_values
 from ..evaluation.measurable import measurable
@@ -117,7 +117,8 @@ class FlowerBackend:
         """Ask the clients for their uploads; those that fail are marked as non-finite in the report."""
         prepare = given.phase == "prepare"
         kind, shapes = wire.PREPARE if prepare else wire.TRAIN, self._declaration.up(given.phase)
-        asked = [] if prepare else [*given.reports, *(n for n in self._reply_policy.reports if n in AT_START)]
+        declared = self._reply_policy.reports
+        asked = [*(n for n in given.reports if n in declared), *(n for n in declared if n in AT_START and not prepare)]
         reports = sent_apart(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
         dtype = self._task.model.dtype
@@ -131,8 +132,7 @@ class FlowerBackend:
         for i, reply in replies.accepted.items():
             report[0, position[i]] = 0  # the reply is validated: all its values are finite
             for row, name in enumerate(given.reports, start=1):
-                number = reply.numbers[name] if name in reply.numbers else reply.vectors[name]
-                report[row, position[i]] = number.item()
+                report[row, position[i]] = _reported(name, reply)
             for name, v in reply.vectors.items():
                 uploads[name][position[i]] = v
         device = given.x.device
@@ -253,6 +253,13 @@ class FlowerBackend:
         wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)
         wire.check_finite(reply.vectors | reply.numbers)
         return reply
+
+
+def _reported(name: str, reply: Reply) -> float:
+    """Return a report: a number of the reply, an upload, or the norm of the update, which the server can take."""
+    if name == "update_norm" and name not in reply.numbers:
+        return float(update_norm({key: v[None] for key, v in reply.vectors.items()}))
+    return float(reply.numbers[name] if name in reply.numbers else reply.vectors[name])
 
 
 class _DeploymentEvaluator(Evaluator):

@@ -155,6 +155,7 @@ class Run:
             lr_decay=spec.lr_decay,
             availability=spec.availability,
             system=spec.system,
+            update_norms=spec.update_norms,
         )
         if earlier is not None:
             state.restore(earlier)

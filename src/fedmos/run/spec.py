@@ -212,6 +212,12 @@ class RunSpec:
         default=None,
         resume="not recorded",
     )
+    update_norms: bool = option(
+        "Whether to record the norm of every client's update, as `record.update_norms`.",
+        boolean,
+        default=False,
+        resume="not recorded",
+    )
     seed: int = option(
         "Determines every random number of the run.", seed_rule, default=0, convert=int, shared=True, per_run=True
     )
