@@ -51,3 +51,15 @@ def test_power_of_choice_skews_more_the_larger_d():
     assert bounds[0].bias == pytest.approx(1)
     assert bounds[1].rho > 1
     assert bounds[0].bias < bounds[1].bias < bounds[2].bias
+
+
+def test_clustered_by_size_has_a_closed_form():
+    """It is ACS under another name."""
+    mine, same = (fm.analysis.sampling_variance(s(m=2), P) for s in (fm.Clustered, fm.ACS))
+    assert mine.exact
+    torch.testing.assert_close(mine.variance, same.variance)
+
+
+def test_a_choice_after_training_has_no_draws():
+    with pytest.raises(ValueError, match=r"^Cannot draw weights with OCS because it chooses after training; use a run"):
+        fm.analysis.sampling_variance(fm.OCS(m=2), P)

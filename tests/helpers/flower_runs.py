@@ -62,7 +62,18 @@ class Deployed:
         return serve(self.network, Deployment.of(self.given | changes), self.folder / "run")
 
 
-FACTS = ("round", "cohort", "weights", "bytes_down", "bytes_up", "available", "probed", "abandoned", "accuracy")
+FACTS = (
+    "round",
+    "cohort",
+    "weights",
+    "uploaded",
+    "bytes_down",
+    "bytes_up",
+    "available",
+    "probed",
+    "abandoned",
+    "accuracy",
+)
 
 
 def assert_same(got: fm.Result, expected: fm.Result, exact: bool = True) -> None:
@@ -88,6 +99,12 @@ SELECTORS = {
     "rpow-d": fm.PowerOfChoice(m=2, d=4, loss="reported"),
     "ActiveFL": fm.ActiveFL(m=3),
     "Oort": fm.Oort(m=3),
+    "OCS": fm.OCS(m=2, d=4),
+    "OCS, all": fm.OCS(m=3),
+    "Clustered": fm.Clustered(m=3, by="similarity"),
+    "DELTA": fm.DELTA(m=3),
+    "FedCor": fm.FedCor(m=2, warmup=1, interval=2, steps=5),
+    "UCB": fm.UCB(m=2),
     "FixedCohorts": fm.FixedCohorts([[0, 2], [1, 1, 5], [3]]),
 }
 

@@ -59,6 +59,12 @@ HARD = {
         "keep_best": "accuracy",
         "callbacks": [fm.EarlyStopping("test_loss", patience=4, min_delta=100.0)],
     },
+    "uploads chosen after training": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.OCS(m=3, d=9),
+        "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
+    },
+    "updates that the selector reads": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.DELTA(m=5)},
     "client by client": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.Uniform(m=5), "engine": "loop"},
     "chosen by measuring": {"algorithm": fm.FedCM(lr=0.05), "selection": fm.CACS(m=4, warmup=2), "engine": "auto"},
 }

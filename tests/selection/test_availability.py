@@ -147,14 +147,21 @@ EVERY = {
     "ActiveFL": fm.ActiveFL(m=4),
     "Bernoulli": fm.Bernoulli(rate=0.3),
     "CACS": fm.CACS(m=4, warmup=2),
+    "Clustered": fm.Clustered(m=4),
+    "Clustered, similarity": fm.Clustered(m=4, by="similarity"),
     "Cyclic": fm.Cyclic(m=20),
+    "DELTA": fm.DELTA(m=4),
+    "FedCor": fm.FedCor(m=4, warmup=2, steps=5),
     "FixedCohorts": fm.FixedCohorts([[0, 3, 5, 9], [8, 3, 2]]),
     "Full": fm.Full(),
     "MD": fm.MD(m=4),
+    "OCS": fm.OCS(m=4, d=4),
+    "OCS, all train": fm.OCS(m=4),
     "Oort": fm.Oort(m=4, exploration=0.5),
     "PowerOfChoice": fm.PowerOfChoice(m=4, d=8),
     "PowerOfChoice, batch": fm.PowerOfChoice(m=4, d=8, loss="batch"),
     "PowerOfChoice, reported": fm.PowerOfChoice(m=4, d=8, loss="reported"),
+    "UCB": fm.UCB(m=4),
     "Uniform": fm.Uniform(m=4),
 }
 
@@ -170,16 +177,25 @@ def test_availability_composes(quick, name):
     """Only those there are chosen, whoever was seen before; a round with nobody is recorded, and leaves the model."""
     selector = EVERY[name]
     result = quick(selection=selector, availability=trace(*HERE), rounds=6)
-    m = getattr(selector, "m", 1)
+    m = getattr(selector, selector.cohort_field, 1) or 1
     for record, here in zip(result.history, HERE, strict=True):
         assert set(record.cohort) <= here
         assert record.available == len(here)
         assert record.short == (len(here) < m)
         assert record.abandoned == (not record.cohort) == (not here)
         assert len(record.cohort) <= max(m, 20)
-        if here and name not in ("Bernoulli", "MD", "ACS", "CACS", "FixedCohorts"):
-            assert len(record.cohort) == (len(here) if name == "Full" else min(m, len(here)))
-        if here and name not in ("Uniform",):
+        if here and name not in (
+            "Bernoulli",
+            "MD",
+            "ACS",
+            "CACS",
+            "Clustered",
+            "Clustered, similarity",
+            "DELTA",
+            "FixedCohorts",
+        ):
+            assert len(record.cohort) == (len(here) if name in ("Full", "OCS, all train") else min(m, len(here)))
+        if here and name not in ("Uniform", "DELTA", "OCS"):
             assert sum(record.weights) == pytest.approx(1)
     nobody = result.history[2]
     assert nobody.cohort == nobody.weights == []

@@ -45,6 +45,10 @@ class Record:
     """Clients that missed the deadline."""
     abandoned: bool = False
     """Whether the model stayed unchanged because too few updates arrived."""
+    uploaded: list[int] | None = None
+    """The clients that uploaded, in ascending order, if the selector chose them after local training; else None."""
+    upload_weights: list[float] | None = None
+    """The aggregation weights of these clients."""
     clock: float | None = None
     """Simulated seconds from the start of the run to the end of the round."""
     train_loss: float | None = None

@@ -86,29 +86,40 @@ class PartialUpdate:
         x: Tensor,
         *,
         reports: int = 0,
+        updates: bool = False,
         rank: int = 0,
     ) -> None:
-        """`reports`: the number of reports of each client."""
+        """`reports`: the number of reports of each client. `updates`: keep the update of each client, too."""
         self.division, self.x, self._rows = division, x, 1 + reports
         self.rules, self.shapes = declaration.rules(phase), declaration.sums(phase)
+        self._updates = {f"update {name}": name for name in update_names(declaration)} if updates else {}
+        self.rules = {**self.rules, **{name: (upload, "each") for name, upload in self._updates.items()}}
+        self.shapes = self.shapes | {name: declaration.up(phase)[upload] for name, upload in self._updates.items()}
         self.rows: dict[str, dict[int, Tensor]] = {name: {} for name, (_, rule) in self.rules.items() if rule == "each"}
         """For each sum of the rule "each", the clients' rows by position in the cohort."""
         self.seconds = 0.0
         """The time that training took here."""
         self.states: list[tuple[Tensor, Vectors]] = []
         """By chunk, the positions of accepted clients and their new state."""
+        self.held: list[tuple[Tensor, JobResult]] = []
+        """By chunk, the positions of its clients and their result, which is not added yet."""
         self._sums: dict[int, Vectors] = {n: {} for n, owner in enumerate(division.owner) if owner == rank}
         self._reports: list[Tensor] = []
         self._samples: list[Tensor] = []
 
-    def add(
-        self, positions: Tensor, factors: Vectors, result: JobResult, samples: Tensor, accepted: Tensor | None
-    ) -> None:
-        """Add the result of one chunk. `accepted` selects the clients whose uploads count; None selects all."""
+    def note(self, report: Tensor, samples: Tensor) -> None:
+        """Add the reports of the next chunk, and the number of per-sample gradients that its clients computed."""
+        self._samples.append(samples)
+        self._reports.append(report)
+
+    def hold(self, positions: Tensor, result: JobResult) -> None:
+        """Keep the result of one chunk, to be added later."""
+        self.held.append((positions, clone_rows(result)))
+
+    def add(self, positions: Tensor, factors: Vectors, result: JobResult, accepted: Tensor | None) -> None:
+        """Add the uploads and states of one chunk. `accepted` selects the clients that count; None selects all."""
         whole = accepted is None or bool(accepted.all())
         rows = slice(None) if accepted is None or whole else accepted.nonzero().flatten().to(self.x.device)
-        self._samples.append(samples)
-        self._reports.append(result.report)
         self.states.append((select(positions, accepted), {name: v[rows].clone() for name, v in result.own.items()}))
         block = self.division.block_of(positions) if result.sums and whole else None
         for name, (upload, rule) in self.rules.items():
@@ -139,6 +150,13 @@ class PartialUpdate:
             for name, found in self.rows.items()
         }
 
+    def take_updates(self, rows: Vectors, kept: Tensor | None) -> Tensor | None:
+        """Remove the clients' updates from `rows` and return them, (kept, D); None if they were not asked for."""
+        if not self._updates:
+            return None
+        parts = [select(rows.pop(name), kept) for name in self._updates]
+        return torch.cat([v.reshape(len(v), -1) for v in parts], dim=1)
+
     @property
     def summed(self) -> Shapes:
         """The shapes of the sums, without those of the rule "each"."""
@@ -153,6 +171,21 @@ class PartialUpdate:
     def samples(self) -> Tensor:
         """Return the number of per-sample gradients that each client computed here, (M,)."""
         return concat(self._samples) if self._samples else self.division.mine
+
+
+def update_names(declaration: Declaration) -> list[str]:
+    """Return the uploads that are a client's update: "delta" or, without one, all."""
+    uploads = declaration.up("train")
+    return ["delta"] if "delta" in uploads else list(uploads)
+
+
+def clone_rows(result: JobResult) -> JobResult:
+    """Return the result with copies of what the next job may overwrite."""
+
+    def clones(vectors: Vectors) -> Vectors:
+        return {name: v.clone() for name, v in vectors.items()}
+
+    return result._replace(uploads=clones(result.uploads), own=clones(result.own))
 
 
 def total(sums: Mapping[int, Sums], rules: Reduce, weights: Tensor, W: float | None) -> Vectors:

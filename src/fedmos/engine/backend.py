@@ -28,6 +28,11 @@ StepObserver = Callable[[LocalGradient, int, Tensor, Tensor], None]
 """Called after every local step with the gradient object, the step's number, and the models before and after it."""
 
 
+Thin = Callable[[Cohort, Vectors], Cohort]
+"""Takes the clients that trained, with their weights, and their reports of local training, (S,) on the CPU, by name.
+Returns those that upload, with their new weights."""
+
+
 class UpdatePolicy(NamedTuple):
     """How updates with non-finite values are treated."""
 
@@ -50,6 +55,10 @@ class PhaseInput(NamedTuple):
     policy: UpdatePolicy
     reports: tuple[str, ...] = ()
     """The names of the numbers that clients report from their local training; see `fedmos.engine.reports`."""
+    thin: Thin | None = None
+    """Chooses who uploads, after local training; None where all do."""
+    updates: bool = False
+    """Whether to return the update of each client."""
 
 
 class CohortUpdate(NamedTuple):
@@ -58,11 +67,15 @@ class CohortUpdate(NamedTuple):
     sums: Vectors
     """The sums named in the algorithm's `reduce` or `prepare_reduce`."""
     kept: Cohort
-    """The clients whose uploads are in the sums."""
+    """The clients whose uploads are in the sums, with their weights."""
+    arrived: Cohort
+    """The clients that trained and reported in time; those kept, unless the selector thinned the cohort."""
     states: tuple[Tensor, Vectors]
     """Ids of the kept clients whose state this process stores, and their new state."""
     report: Tensor
-    """(1 + reports, kept), float64, on the device: the largest absolute value of each upload, then the reports."""
+    """(1 + reports, arrived), float64, on the device: the largest absolute value of each upload, then the reports."""
+    updates: Tensor | None = None
+    """(kept, D), on the device: the clients' updates, where they were asked for."""
 
 
 class NonFiniteUpdate(Exception):

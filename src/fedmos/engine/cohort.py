@@ -28,6 +28,17 @@ class Cohort(NamedTuple):
         max_samples = int(np.maximum.reduce(data.sizes.numpy()[ids.numpy()])) if ids.shape[0] else 0
         return cls(ids, weights, float(weights.sum()), max_samples)
 
+    def none(self) -> Cohort:
+        """Return a cohort without clients."""
+        return Cohort(self.ids[:0], self.weights[:0], 0.0, 0)
+
+    def scaled(self, W: float) -> Cohort:
+        """Return the cohort with its weights scaled to the sum W, as far as they are not zero."""
+        if self.W in (0.0, W):
+            return self
+        weights = self.weights * (W / self.W)
+        return self._replace(weights=weights, W=float(weights.sum()))
+
 
 class Probe(NamedTuple):
     """A question of the selector to clients, which receive x first if they do not have it."""
@@ -51,6 +62,8 @@ class SampledCohort:
     """The selector's state after this round."""
     has_model: Tensor
     """Clients that have received x already, ascending."""
+    unresponsive: Tensor | None = None
+    """Clients that did not answer a probe and count as unavailable."""
     numbers_up: int = 0
     """Single numbers that clients sent in probes."""
     vectors_up: int = 0

@@ -13,16 +13,19 @@ def over_selecting(selector: Selector, system: System, N: int) -> Selector:
     """Return the selector with m increased by the factor `over_select`."""
     if system.over_select == 1:
         return selector
-    m = getattr(selector, "m", None)
+    field = selector.cohort_field
+    m = getattr(selector, field, None)
     if m is None or not is_dataclass(selector):
-        raise ValueError(f"Cannot over-select with {type(selector).__name__} because it has no m; use over_select=1")
-    more: Selector = replace(selector, m=min(N, ceil_of(system.over_select, m)))
+        raise ValueError(
+            f"Cannot over-select with {type(selector).__name__} because it has no {field}; use over_select=1"
+        )
+    more: Selector = replace(selector, **{field: min(N, ceil_of(system.over_select, m))})
     return more
 
 
 def cohort_size(selection: Selector, system: System | None, N: int) -> int:
     """Return the expected number of clients of a round, as far as the selector declares it."""
-    if (m := getattr(selection, "m", None)) is not None:
+    if (m := getattr(selection, selection.cohort_field, None)) is not None:
         size = ceil_of(1.0 if system is None else system.over_select, m)
     elif (rate := getattr(selection, "rate", None)) is not None:
         size = ceil_of(rate, N)

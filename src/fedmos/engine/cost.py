@@ -39,9 +39,11 @@ class Wire:
 
     def up(self, t: int, reports: int) -> int:
         """Return the bytes that a client sends in round t: its uploads, those of the extra phase, and its reports."""
-        declaration = self.declaration
-        prepared = self._bytes(declaration.up("prepare")) if declaration.algorithm.prepares(t) else 0
-        return self._bytes(declaration.up("train")) + prepared + reports * self.number
+        return self._bytes(self.declaration.up("train")) + self.prepared(t) + reports * self.number
+
+    def prepared(self, t: int) -> int:
+        """Return the bytes that a client sends in the extra phase of round t, if it has one."""
+        return self._bytes(self.declaration.up("prepare")) if self.declaration.algorithm.prepares(t) else 0
 
     def _bytes(self, shapes: Shapes) -> int:
         return sum(math.prod(shape) for shape in shapes.values()) * self.number

@@ -18,7 +18,7 @@ from .execution_plan import ExecutionPlan
 from .executor import JobExecutor
 from .inference import client_losses
 from .job import Job
-from .rank_exchange import AcrossRanks, Exchange, Gathered, SingleProcess
+from .rank_exchange import AcrossRanks, Exchange, GatheredReports, SingleProcess
 from .ranks import Ranks
 from .reports import AT_START
 from .simulated_clock import Clock
@@ -63,19 +63,49 @@ class LocalBackend:
 
     async def run_phase(self, cohort: Cohort, given: PhaseInput, observer: StepObserver | None = None) -> CohortUpdate:
         partial = await self._train(cohort, given, observer)
-        gathered = self._exchange.gather(partial)
-        accepted = self._accepted(cohort, given, gathered)
-        kept = cohort
+        told = self._exchange.reports(partial)
+        accepted = self._accepted(cohort, given, told)
+        arrived = cohort
         if accepted is not None:
-            kept = Cohort.of(cohort.ids[accepted], cohort.weights[accepted], self.task.data)
-        report = gathered.report
-        sums = total(gathered.sums, partial.rules, kept.weights, None if accepted is None else given.ctx.W)
+            arrived = Cohort.of(cohort.ids[accepted], cohort.weights[accepted], self.task.data)
+        kept, uploads, W = arrived, accepted, None if accepted is None else given.ctx.W
+        if given.thin is not None:
+            kept, uploads, W = await self._thinned(cohort, given, arrived, told, partial)
+        if given.timing is not None:
+            given.timing.record(given.phase, cohort.ids, told.samples, None if given.thin is None else uploads)
+        gathered = self._exchange.gather(partial)
+        sums, report = total(gathered.sums, partial.rules, kept.weights, W), told.report
+        updates = partial.take_updates(gathered.rows, uploads)
         return CohortUpdate(
-            sums=sums | {name: select(v, accepted) for name, v in gathered.rows.items()},
+            sums=sums | {name: select(v, uploads) for name, v in gathered.rows.items()},
             kept=kept,
-            states=self._exchange.new_states(cohort.ids, accepted, partial),
+            arrived=arrived,
+            states=self._exchange.new_states(cohort.ids, uploads, partial),
             report=report if accepted is None else report[:, accepted.nonzero().flatten().to(report.device)],
+            updates=updates,
         )
+
+    async def _thinned(
+        self, cohort: Cohort, given: PhaseInput, arrived: Cohort, told: GatheredReports, partial: PartialUpdate
+    ) -> tuple[Cohort, Tensor, None]:
+        """Have the selector choose who uploads, and add these uploads.
+
+        Returns:
+            The clients that upload, their mask in the cohort, (S,), and None: their weights are not scaled.
+        """
+        assert given.thin is not None
+        (report,) = await self.queue.read([told.report])
+        here = torch.isin(cohort.ids, arrived.ids)
+        kept = arrived.scaled(cohort.W)
+        if bool(report[0, here].isfinite().all()):  # otherwise the round is repeated with a check of each update
+            kept = given.thin(kept, dict(zip(given.reports, report[1:, here], strict=True)))
+        uploads = torch.isin(cohort.ids, kept.ids)
+        weights = torch.zeros_like(cohort.weights)
+        weights[uploads] = kept.weights
+        for positions, result in partial.held:
+            factors = upload_factors(self.task, partial.rules, cohort.ids[positions], weights[positions])
+            partial.add(positions, factors, result, uploads[positions])
+        return kept, uploads, None
 
     async def _train(self, cohort: Cohort, given: PhaseInput, observer: StepObserver | None) -> PartialUpdate:
         """Train the clients that are this process's share of the cohort."""
@@ -93,6 +123,7 @@ class LocalBackend:
             given.phase,
             given.x,
             reports=len(given.reports),
+            updates=given.updates,
             rank=self._ranks.rank,
         )
         state_of = self._exchange.client_state(cohort.ids, division, given.x)
@@ -100,14 +131,18 @@ class LocalBackend:
         for positions in self._chunks(division.mine, width):
             whole = positions.shape[0] == S
             ids, weights = (v if whole else v[positions] for v in (cohort.ids, cohort.weights))
-            factors = upload_factors(self.task, partial.rules, ids, weights)
+            factors = {} if given.thin is not None else upload_factors(self.task, partial.rules, ids, weights)
             result = await queue.execute(self._job(cohort, given, ids, state_of(positions), factors))
             samples = result.samples() if given.timing is not None and given.timing.clocked else positions
+            partial.note(result.report, samples)
+            if given.thin is not None:
+                partial.hold(positions, result)
+                continue
             accepted = None if given.timing is None else given.timing.in_time(given.phase, ids, samples)
             if given.policy.check_each:
                 (largest,) = await queue.read([result.report[0]], now=True)
                 accepted = both(accepted, largest.isfinite())
-            partial.add(positions, factors, result, samples, accepted)
+            partial.add(positions, factors, result, accepted)
         partial.seconds = perf_counter() - began
         return partial
 
@@ -136,14 +171,11 @@ class LocalBackend:
         return [chunk for part in parts for chunk in self.executor.chunks(part)]
 
     @staticmethod
-    def _accepted(cohort: Cohort, given: PhaseInput, gathered: Gathered) -> Tensor | None:
-        """Return which clients of the cohort count, (S,); None for all. Records their times."""
-        accepted = None
-        if given.timing is not None:
-            accepted = given.timing.in_time(given.phase, cohort.ids, gathered.samples)
-            given.timing.record(given.phase, cohort.ids, gathered.samples)
+    def _accepted(cohort: Cohort, given: PhaseInput, told: GatheredReports) -> Tensor | None:
+        """Return which clients of the cohort count, (S,); None for all."""
+        accepted = None if given.timing is None else given.timing.in_time(given.phase, cohort.ids, told.samples)
         if given.policy.check_each:
-            finite = gathered.report[0].cpu().isfinite()
+            finite = told.report[0].cpu().isfinite()
             if not (given.policy.drop or bool(select(finite, accepted).all())):
                 raise NonFiniteUpdate(int(select(cohort.ids, both(accepted, ~finite))[0]))
             accepted = both(accepted, finite)

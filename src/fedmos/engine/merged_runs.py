@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..algorithm import Vectors
 from ..core.history import Record
 from ..data.federated import FederatedData
 from ..rng import signed
+from .aggregation import clone_rows
 from .backend import ModelEvaluator
 from .executor import JobExecutor
 from .job import Job, JobResult, pad_job
@@ -142,7 +142,7 @@ class MergedRuns:
 
     def _execute_halves(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
         # The next replay of a captured graph overwrites the outputs of the first half.
-        first = [_clone_rows(result) for result in self.execute(jobs[: len(jobs) // 2])]
+        first = [clone_rows(result) for result in self.execute(jobs[: len(jobs) // 2])]
         return first + self.execute(jobs[len(jobs) // 2 :])
 
     def _execute_merged(self, jobs: Sequence[tuple[int, Job]]) -> list[JobResult]:
@@ -274,10 +274,3 @@ def _merge_data(federations: Sequence[FederatedData]) -> FederatedData:
         test=None,
         names=None,
     )
-
-
-def _clone_rows(result: JobResult) -> JobResult:
-    def clones(vectors: Vectors) -> Vectors:
-        return {name: v.clone() for name, v in vectors.items()}
-
-    return result._replace(uploads=clones(result.uploads), own=clones(result.own))

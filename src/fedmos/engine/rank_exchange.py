@@ -22,17 +22,22 @@ ReadState = Callable[[Tensor], Vectors]
 """Positions in the cohort → the state of these clients, (M, D) each."""
 
 
+class GatheredReports(NamedTuple):
+    """What the clients of all ranks report."""
+
+    report: Tensor
+    """(1 + reports, S)."""
+    samples: Tensor
+    """(S,)."""
+
+
 class Gathered(NamedTuple):
-    """The parts of all ranks."""
+    """The sums of all ranks."""
 
     sums: dict[int, Sums]
     """By block."""
     rows: Vectors
     """(S, …) for each sum of the rule "each"; zeros for clients that were left out."""
-    report: Tensor
-    """(1 + reports, S)."""
-    samples: Tensor
-    """(S,)."""
 
 
 class Exchange(Protocol):
@@ -44,8 +49,11 @@ class Exchange(Protocol):
     def client_state(self, ids: Tensor, division: Division, x: Tensor) -> ReadState:
         """Make the state of the cohort's clients available where they train."""
 
+    def reports(self, partial: PartialUpdate) -> GatheredReports:
+        """Return the reports and sample counts of every client of the cohort."""
+
     def gather(self, partial: PartialUpdate) -> Gathered:
-        """Combine the partial updates of all ranks."""
+        """Combine the sums of all ranks."""
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         """Return the accepted clients whose state this process stores, and their new state."""
@@ -65,8 +73,11 @@ class SingleProcess:
             return lambda positions: {}
         return lambda positions: self._clients.read(ids[positions])
 
+    def reports(self, partial: PartialUpdate) -> GatheredReports:
+        return GatheredReports(partial.report(), partial.samples())
+
     def gather(self, partial: PartialUpdate) -> Gathered:
-        return Gathered(partial.sums(), partial.all_rows(), partial.report(), partial.samples())
+        return Gathered(partial.sums(), partial.all_rows())
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         names = list(partial.states[0][1]) if partial.states else []
@@ -102,7 +113,6 @@ class AcrossRanks:
     def gather(self, partial: PartialUpdate) -> Gathered:
         ranks, division, x = self._ranks, partial.division, partial.x
         ranks.record_speed(sum(division.costs[block] for block in partial.blocks), partial.seconds)
-        report, samples = self._gather_reports(partial)
         shapes = partial.summed.values()
         sizes = [math.prod(shape) for shape in shapes]
         flat = {block: torch.cat([v.flatten() for v in found]) for block, found in partial.sums().items() if found}
@@ -113,7 +123,7 @@ class AcrossRanks:
             n: [part.view(shape) for part, shape in zip(v.split(sizes), shapes, strict=True)] if sizes else []
             for n, v in enumerate(gathered)
         }
-        return Gathered(sums, self._gather_rows(partial), report, samples)
+        return Gathered(sums, self._gather_rows(partial))
 
     def _gather_rows(self, partial: PartialUpdate) -> Vectors:
         """Return the rows of the rule "each" of every client of the cohort."""
@@ -126,15 +136,14 @@ class AcrossRanks:
             found[name] = torch.stack(self._ranks.gather(mine, owner, like))
         return found
 
-    def _gather_reports(self, partial: PartialUpdate) -> tuple[Tensor, Tensor]:
-        """Return the reports and sample counts of every client of the cohort."""
+    def reports(self, partial: PartialUpdate) -> GatheredReports:
         division, report = partial.division, partial.report()
         table = torch.zeros((len(report) + 1, division.S), dtype=torch.float64)
         table[:, division.mine] = torch.cat([report.cpu(), partial.samples()[None].to(torch.float64)])
         tables = self._ranks.all_gather(table)
         ranks = [division.owner[n // division.width] for n in range(division.S)]
         whole = torch.stack([tables[rank][:, n] for n, rank in enumerate(ranks)], dim=1)
-        return whole[:-1].to(report.device), whole[-1].to(torch.int64)
+        return GatheredReports(whole[:-1].to(report.device), whole[-1].to(torch.int64))
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         states, ranks, division = partial.states, self._ranks, partial.division

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..algorithm import Context, Vectors
 from ..core.history import Record
-from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, complete
+from ..selection.selector import thins
+from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, Thin, complete
 from .cohort import Cohort, SampledCohort
 from .declaration import check_model, check_pair, check_shapes
 from .executor import max_abs
@@ -59,7 +60,7 @@ class RoundState:
     update: CohortUpdate | None
     """None if the round is abandoned."""
     report: Tensor
-    """(1 + reports, kept), on the device; see `CohortUpdate`."""
+    """(1 + reports, arrived), on the device; see `CohortUpdate`."""
     changed: list[Tensor]
     """The model and the server state that the round changed."""
 
@@ -76,7 +77,7 @@ class RoundResults(NamedTuple):
     """The values that are read from the device at the end of a round."""
 
     reports: Vectors
-    """By name, what the kept clients report from their local training."""
+    """By name, what clients report from their local training."""
     metrics: dict[str, float]
     finite: bool
     """Whether all values of the round are finite."""
@@ -101,7 +102,8 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
             # 6. Evaluate the new model.
             metrics = await evaluate_model(state, new) if evaluate else None
             # Until here the device has only been given work. Finish the host's part, then wait for the results.
-            record = describe_round(state, sampled, timing, abandoned=new.update is None)
+            uploads = training.update.kept if training is not None and thins(state.sampler.selector) else None
+            record = describe_round(state, sampled, timing, uploads, abandoned=new.update is None)
             state.sampler.prefetch(state.t + 1)
             results = await read_results(state, new, metrics)
             if results.finite or state.policy.check_each:
@@ -118,17 +120,34 @@ async def train_clients(state: FederatedState, sampled: SampledCohort, timing: R
     cohort = sampled.cohort
     if not cohort.ids.shape[0]:
         return None
-    training = await _run_phases(state, cohort, timing)
-    kept = training.update.kept
-    if timing.late and kept.W > 0 and state.algorithm.prepares(state.t):
+    thin = _thinner(state, sampled)
+    training = await _run_phases(state, cohort, timing, thin)
+    arrived = training.update.arrived
+    if timing.late and arrived.W > 0 and state.algorithm.prepares(state.t):
         # Late clients count as not sampled, in the extra phase too, so both phases are repeated without them.
-        ids, weights = kept.ids, kept.weights * (cohort.W / kept.W)
-        training = await _run_phases(state, Cohort.of(ids, weights, state.task.data), None)
+        training = await _run_phases(state, arrived.scaled(cohort.W), None, thin)
     return training
 
 
+def _thinner(state: FederatedState, sampled: SampledCohort) -> Thin | None:
+    """Return what chooses the uploads of the round after local training; None where all clients upload."""
+    if not thins(state.sampler.selector):
+        return None
+
+    def thin(arrived: Cohort, trained: Vectors) -> Cohort:
+        if arrived.ids.shape[0] < state.quorum(sampled.cohort):  # the round is abandoned: nobody is asked
+            return arrived.none()
+        return state.sampler.thin(state.t, sampled, arrived, _reports(state, arrived.ids, trained))
+
+    return thin
+
+
 async def _run_phases(
-    state: FederatedState, cohort: Cohort, timing: RoundTiming | None, observer: StepObserver | None = None
+    state: FederatedState,
+    cohort: Cohort,
+    timing: RoundTiming | None,
+    thin: Thin | None = None,
+    observer: StepObserver | None = None,
 ) -> TrainingResult:
     """Run the extra phase if the round has one, broadcast, and train the cohort."""
     algorithm, ctx, prepared = state.algorithm, state.context(cohort), None
@@ -138,10 +157,11 @@ async def _run_phases(
         if algorithm.prepares(state.t):
             prepared = await state.backend.run_phase(cohort, given, observer)
             if len(prepared.kept.ids) < state.quorum(cohort):
-                return TrainingResult(server_state, prepared)
+                return TrainingResult(server_state, prepared._replace(kept=cohort.none()))  # nobody is asked to train
             server_state = server_state | prepared.sums
         message = broadcast(state, server_state, ctx)
-        given = given._replace(phase="train", msg=message, reports=state.reports)
+        updates = state.sampler.selector.updates
+        given = given._replace(phase="train", msg=message, reports=state.reports, thin=thin, updates=updates)
         update = await state.backend.run_phase(cohort, given, observer)
     except NonFiniteUpdate as error:
         client = state.task.data.label(error.client)
@@ -175,7 +195,7 @@ async def server_step(
     if training is None:
         return _abandoned(state, cohort, torch.empty((1, 0), dtype=torch.float64, device=state.x.device))
     update, report = training.update, training.update.report
-    if update.kept.ids.shape[0] < state.quorum(cohort):
+    if update.arrived.ids.shape[0] < state.quorum(cohort) or not update.kept.ids.shape[0]:
         return _abandoned(state, cohort, report)
     x, before, sums = state.x, training.server_state, update.sums
     try:
@@ -258,7 +278,10 @@ def commit(
     kept = sampled.cohort.ids[:0] if update is None else update.kept.ids
     selection = state.sampler.next_state(sampled, kept, timing.seconds())
     if update is not None and state.sampler.selector.reports:
-        selection = state.sampler.with_reports(selection, kept, _reports(state, kept, results.reports))
+        arrived = update.arrived.ids
+        selection = state.sampler.with_reports(selection, arrived, _reports(state, arrived, results.reports))
+    if update is not None and update.updates is not None:
+        selection = state.sampler.with_updates(selection, kept, update.updates)
 
     def write() -> None:
         if update is not None:
@@ -283,13 +306,13 @@ def commit(
 def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> TrainingResult:
     """Run local training for a cohort and call `observer` after every step, without changing the run."""
     with torch.no_grad():
-        return complete(_run_phases(state, cohort, None, observer))
+        return complete(_run_phases(state, cohort, None, observer=observer))
 
 
-def _reports(state: FederatedState, kept: Tensor, trained: Vectors) -> Vectors:
-    """Return what the kept clients report to the selector."""
+def _reports(state: FederatedState, ids: Tensor, trained: Vectors) -> Vectors:
+    """Return what clients report to the selector."""
     names = state.sampler.selector.reports
-    at_start = state.backend.reports(state.x, kept, names)
+    at_start = state.backend.reports(state.x, ids, names)
     return {name: v for name, v in trained.items() if name in names} | {
         name: as_sent(v, state.x) for name, v in at_start.items()
     }

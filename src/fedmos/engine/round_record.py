@@ -8,7 +8,7 @@ import torch
 
 from ..algorithm import Vectors
 from .backend import CohortUpdate
-from .cohort import SampledCohort
+from .cohort import Cohort, SampledCohort
 from .reports import AT_START
 from .round_timing import RoundTiming, Traffic
 from .state import FederatedState
@@ -22,22 +22,33 @@ def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
     traffic = Traffic(
         down=state.wire.down,
         up=state.wire.up(state.t, state.numbers_up),
+        report=_report_bytes(state),
         wire=state.wire,
     )
     return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
 
 
 def describe_round(
-    state: FederatedState, sampled: SampledCohort, timing: RoundTiming, abandoned: bool
+    state: FederatedState, sampled: SampledCohort, timing: RoundTiming, uploads: Cohort | None, abandoned: bool
 ) -> dict[str, Any]:
-    """Return the fields of the round's record that are not metrics."""
+    """Return the fields of the round's record that are not metrics.
+
+    Args:
+        state: The state of the run.
+        sampled: The cohort and what its selection took.
+        timing: The times of the round.
+        uploads: The clients that uploaded, if the selector chose them after local training.
+        abandoned: Whether the model stays.
+    """
     cohort = sampled.cohort
-    down, up = state.backend.traffic((_bytes_down(state, sampled), _bytes_up(state, sampled)))
+    down, up = state.backend.traffic((_bytes_down(state, sampled), _bytes_up(state, sampled, uploads)))
     reported = _evaluates_data(state.sampler.selector.reports)
     return {
         "round": state.t + 1,
         "cohort": cohort.ids.tolist(),
         "weights": cohort.weights.tolist(),
+        "uploaded": None if uploads is None else uploads.ids.tolist(),
+        "upload_weights": None if uploads is None else uploads.weights.tolist(),
         "bytes_down": down,
         "bytes_up": up,
         "available": sampled.available,
@@ -55,8 +66,11 @@ def update_norms(
     """Return the field of the round's record with the norms of the clients' updates, if the run records them."""
     if not state.update_norms:
         return {}
-    kept = [] if update is None else update.kept.ids.tolist()
-    norms = dict(zip(kept, reports["update_norm"].tolist(), strict=True)) if kept else {}
+    norms: dict[int, float] = {}
+    if update is not None:
+        norms = dict(zip(update.arrived.ids.tolist(), reports["update_norm"].tolist(), strict=True))
+        if "update_norm" not in state.sampler.selector.reports:  # the server knows those of uploads only
+            norms = {i: norms[i] for i in update.kept.ids.tolist()}
     return {"update_norms": [norms.get(i) for i in sampled.cohort.ids.tolist()]}
 
 
@@ -72,7 +86,16 @@ def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
     return len(ids) * wire.down + (len(has_model) - again) * wire.vector
 
 
-def _bytes_up(state: FederatedState, sampled: SampledCohort) -> int:
-    each = state.wire.up(state.t, state.numbers_up)
+def _bytes_up(state: FederatedState, sampled: SampledCohort, uploads: Cohort | None) -> int:
+    """All clients of the cohort upload; where the selector chose again, the others send their reports only."""
+    S = sampled.cohort.ids.shape[0]
+    U = S if uploads is None else uploads.ids.shape[0]
+    sent = U * state.wire.up(state.t, state.numbers_up) + (S - U) * _report_bytes(state)
     probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
-    return len(sampled.cohort.ids) * each + probes
+    return sent + probes
+
+
+def _report_bytes(state: FederatedState) -> int:
+    """Return the bytes that a client sends in a round in which it does not upload."""
+    reports = len(set(state.sampler.selector.reports))
+    return state.wire.prepared(state.t) + reports * state.wire.number

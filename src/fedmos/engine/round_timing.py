@@ -19,6 +19,8 @@ class Traffic(NamedTuple):
 
     down: int
     up: int
+    report: int
+    """Bytes up of a client that the selector does not ask for its upload."""
     wire: Wire
 
 
@@ -54,8 +56,12 @@ class RoundTiming:
             return torch.ones(len(ids), dtype=torch.bool)
         return ~self._clock.late(self._needed(ids, samples))
 
-    def record(self, phase: Phase, ids: Tensor, samples: Tensor) -> None:
-        """Record the work of clients in a phase."""
+    def record(self, phase: Phase, ids: Tensor, samples: Tensor, uploads: Tensor | None = None) -> None:
+        """Record the work of clients in a phase. `uploads` tells who uploaded, (M,); None for all.
+
+        A client is late if its upload would be, whether or not the selector asks for it. The selector's answer takes
+        no time.
+        """
         if self._clock is None:
             return
         if phase == "prepare":
@@ -63,18 +69,22 @@ class RoundTiming:
                 self._prepared[i] += n
             return
         seconds = self._needed(ids, samples)
+        late = self._clock.late(seconds)
+        self.late += ids[late].tolist()
+        if uploads is not None:
+            seconds = torch.where(uploads | late, seconds, self._needed(ids, samples, upload=False))
         self._seconds.append(seconds)
-        self.late += ids[self._clock.late(seconds)].tolist()
 
-    def _needed(self, ids: Tensor, samples: Tensor) -> Tensor:
-        """Return the seconds from receiving x to sending the update, for each client."""
+    def _needed(self, ids: Tensor, samples: Tensor, upload: bool = True) -> Tensor:
+        """Return the seconds from receiving x to sending the update, or the reports alone, for each client."""
         assert self._clock is not None
         assert self._traffic is not None
         before = torch.tensor([self._prepared[i] for i in ids.tolist()], dtype=torch.float64)
         wire = self._traffic.wire
         down = self._traffic.down - wire.vector * wire.sends_x * torch.isin(ids, self._sampled.has_model)
         evaluated = torch.zeros_like(ids) if self._evaluated is None else self._evaluated[ids]
-        return self._clock.seconds(ids, down, self._traffic.up, before + samples, evaluated)
+        up = self._traffic.up if upload else self._traffic.report
+        return self._clock.seconds(ids, down, up, before + samples, evaluated)
 
     def seconds(self) -> Tensor | None:
         """Return the seconds that each client of the cohort needed."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,9 @@ from ..selection.availability import Always, Availability
 from ..selection.selector import Selector, View
 from .backend import Backend, UnresponsiveClients
 from .cohort import Cohort, Probe, SampledCohort
+from .selected import as_array
 from .task import Task
+from .thinning import thin_cohort
 
 
 class SelectionState(NamedTuple):
@@ -28,6 +31,8 @@ class SelectionState(NamedTuple):
     reported: Vectors
     picks: Tensor
     durations: Tensor
+    updates: Mapping[int, Tensor]
+    """The last update of each client that sent one, on the CPU, if the selector declares `updates`."""
 
 
 class CohortSampler:
@@ -49,6 +54,7 @@ class CohortSampler:
             reported=dict.fromkeys(selector.reports, unknown),
             picks=torch.zeros(N, dtype=torch.int64),
             durations=unknown,
+            updates={},
         )
         self._task, self._backend, self._last = task, backend, last
         self._availability = None if isinstance(availability, Always) else availability
@@ -80,6 +86,7 @@ class CohortSampler:
 
     def _draw_among(self, t: int, x: Tensor, unresponsive: Tensor) -> SampledCohort:
         sampled = self._empty()
+        sampled.unresponsive = unresponsive
         view = self._view(t, x, sampled, unresponsive)
         if sampled.available == 0:
             return sampled
@@ -87,7 +94,7 @@ class CohortSampler:
         if not isinstance(chosen, tuple | list) or len(chosen) != 2:
             owner = f"{type(self.selector).__name__}: 'select' must return"
             raise ValueError(f"{owner} client numbers and their weights, got {format_value(chosen)}")
-        (sampled.cohort,) = self._cohorts(_array(chosen[0])[None], _array(chosen[1])[None], view)
+        (sampled.cohort,) = self._cohorts(as_array(chosen[0])[None], as_array(chosen[1])[None], view)
         return sampled
 
     def _draw_ahead(self, t: int) -> dict[int, SampledCohort]:
@@ -111,7 +118,8 @@ class CohortSampler:
     def _select(self, view: View, select: Callable[[View], Any]) -> Any:
         """Call the selector. Of the view, it may change only its state."""
         owner = f"{type(self.selector).__name__}:"
-        read_only = [view.p, view.n, view.last, view.picks, view.durations, *view.reported.values()]
+        read_only = [view.p, view.n, view.last, view.picks, view.durations]
+        read_only += [*view.reported.values(), *view.updates.values()]
         before = [v._version for v in read_only if v is not None]
         chosen = select(view)
         if before != [v._version for v in read_only if v is not None]:
@@ -153,6 +161,20 @@ class CohortSampler:
             raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {format_value(rows.tolist()[0])}")
         return rows.astype(np.int64)
 
+    def thin(self, t: int, sampled: SampledCohort, arrived: Cohort, reports: Vectors) -> Cohort:
+        """Return the clients that upload in round t, as the selector chooses after local training.
+
+        Args:
+            t: The round.
+            sampled: The cohort and what its selection took.
+            arrived: The clients that trained and reported in time.
+            reports: What these clients report.
+        """
+        unresponsive = sampled.has_model[:0] if sampled.unresponsive is None else sampled.unresponsive
+        state = {name: v.clone() for name, v in sampled.state.items()}
+        view = self._view(t, torch.empty(0), replace(sampled, state=state), unresponsive)
+        return thin_cohort(self.selector, view, arrived, reports, self._task.data)
+
     def next_state(self, sampled: SampledCohort, kept: Tensor, durations: Tensor | None) -> SelectionState:
         """Return the selection state after the round, without the clients' reports."""
         before = self.selection_state
@@ -163,6 +185,7 @@ class CohortSampler:
             durations=before.durations
             if durations is None
             else before.durations.index_copy(0, sampled.cohort.ids, durations),
+            updates=before.updates,
         )
 
     @staticmethod
@@ -171,11 +194,19 @@ class CohortSampler:
         new = {name: state.reported[name].index_copy(0, kept, v) for name, v in reports.items()}
         return state._replace(reported=state.reported | new)
 
+    @staticmethod
+    def with_updates(state: SelectionState, kept: Tensor, updates: Tensor) -> SelectionState:
+        """Return the selection state with the updates of clients, (kept, D)."""
+        rows = zip(kept.tolist(), updates.cpu().unbind(), strict=True)
+        return state._replace(updates={**state.updates, **{i: row.clone() for i, row in rows}})
+
     def to_dict(self) -> Vectors:
         """Return the selection state as named tensors, for a checkpoint."""
         state = self.selection_state
         kept = {f"state.{name}": v for name, v in state.state.items()}
         kept |= {f"reported.{name}": v for name, v in state.reported.items()}
+        if state.updates:
+            kept |= {"updated": torch.tensor(list(state.updates)), "updates": torch.stack(list(state.updates.values()))}
         return kept | {"picks": state.picks, "durations": state.durations}
 
     def restore(self, kept: Vectors, last: Tensor) -> None:
@@ -186,6 +217,9 @@ class CohortSampler:
             reported={name: kept[f"reported.{name}"] for name in self.selection_state.reported},
             picks=kept["picks"],
             durations=kept["durations"],
+            updates=dict(zip(kept["updated"].tolist(), kept["updates"].unbind(), strict=True))
+            if self.selector.updates and "updates" in kept
+            else {},
         )
 
     def _view(self, t: int, x: Tensor, sampled: SampledCohort, unresponsive: Tensor) -> View:
@@ -214,12 +248,13 @@ class CohortSampler:
             last=here(self._last),
             picks=here(self.selection_state.picks),
             durations=here(self.selection_state.durations),
+            updates=_known(self.selection_state.updates, present),
             state=sampled.state,
             memo=memo,
         )
 
         def probed(ids: Any) -> Tensor:
-            return _global(view, torch.from_numpy(self._client_numbers(_array(ids)[None], view.N, "ask")[0]))
+            return _global(view, torch.from_numpy(self._client_numbers(as_array(ids)[None], view.N, "ask")[0]))
 
         view.ask_losses = lambda ids, batch: self._losses(x, t, probed(ids), batch, sampled)
         view.ask_gradients = lambda ids: self._gradients(x, t, probed(ids), sampled)
@@ -230,7 +265,7 @@ class CohortSampler:
         N = len(self._task.data)
         if self._availability is None:
             return torch.ones(N, dtype=torch.bool)
-        available = _array(self._availability.available(self._task.seed, t, N))
+        available = as_array(self._availability.available(self._task.seed, t, N))
         if available.shape != (N,) or available.dtype.kind != "b":
             owner = f"{type(self._availability).__name__}: 'available' must return"
             raise ValueError(
@@ -274,22 +309,16 @@ def _declares(selector: Selector, name: str) -> bool:
     return bool(vars(owner).get(name, False))
 
 
+def _known(updates: Mapping[int, Tensor], present: Tensor | None) -> Mapping[int, Tensor]:
+    """Return the updates by the numbers of clients in the view."""
+    if present is None or not updates:
+        return MappingProxyType(updates)
+    return {place: updates[i] for place, i in enumerate(present.tolist()) if i in updates}
+
+
 def _global(view: View, ids: Tensor) -> Tensor:
     """Convert numbers in the view to numbers in the federation."""
     return ids if view.ids is None else view.ids[ids]
-
-
-def _array(given: Any) -> NDArray[Any]:
-    """Convert a tensor, an array or a list from a selector to an array."""
-    if isinstance(given, Tensor):
-        if given.requires_grad or given.device.type != "cpu":
-            given = given.detach().cpu()
-        array: NDArray[Any] = (given.double() if given.is_floating_point() else given).numpy()
-        return array
-    try:
-        return np.asarray(given)
-    except ValueError:  # lists of unequal length
-        return np.asarray(None)
 
 
 def as_sent(numbers: Tensor, x: Tensor) -> Tensor:

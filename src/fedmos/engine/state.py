@@ -60,7 +60,7 @@ class FederatedState:
         self.history = History()
         self.clients, self.clock, self.policy = self.backend.clients, self.backend.clock, self.backend.policy
         self.wire = Wire(self.declaration, model.dtype)
-        self.m = getattr(self.selector, "m", None)
+        self.m = getattr(self.selector, self.selector.cohort_field, None)
         """The cohort size of the selector, before over-selection."""
         chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         check_reports(chosen, self.declaration, self.task)

@@ -97,52 +97,90 @@ class FlowerBackend:
         if observer is not None:
             raise ValueError("Cannot observe local steps because clients are remote")
         self._enter_round(given.ctx.t)
-        S = len(cohort.ids)
-        width = block_width(S, self._plan, given.x.device, 1)
-        division = Division(S, width, [0] * -(S // -width), all_positions(S), ())
-        partial = PartialUpdate(division, self._declaration, given.phase, given.x, reports=len(given.reports))
-        result = self._train(cohort, given)
-        finite = result.report[0].cpu().isfinite()
-        factors = upload_factors(self._task, partial.rules, cohort.ids, cohort.weights)
-        partial.add(all_positions(S), factors, result, all_positions(S), finite)
-        kept, report, W = cohort, partial.report(), None
-        if not bool(finite.all()):
-            kept, W = Cohort.of(cohort.ids[finite], cohort.weights[finite], self._task.data), given.ctx.W
-            report = report[:, finite.nonzero().flatten().to(report.device)]
+        thin = given.thin
+        shapes = {} if thin is not None else self._declaration.up(given.phase)
+        replies = self._train(cohort, given, shapes)
+        received = {i: reply.vectors for i, reply in replies.items()}
+        arrived = self._subset(cohort, replies)
+        kept, W = arrived, None if len(arrived.ids) == len(cohort.ids) else given.ctx.W
+        if thin is not None:
+            told = self._report(arrived, given, received)
+            asked = thin(arrived.scaled(given.ctx.W), dict(zip(given.reports, told[1:], strict=True)))
+            received = self._uploads(asked, given)
+            kept = self._subset(asked, received)
+            W = None if len(kept.ids) == len(asked.ids) else asked.W
+        partial = self._add(cohort, given, kept, received)
+        rows, uploads = partial.all_rows(), torch.isin(cohort.ids, kept.ids)
+        updates = partial.take_updates(rows, uploads)
         sums = total(partial.sums(), partial.rules, kept.weights, W)
-        sums |= {name: v[finite.to(v.device)] for name, v in partial.all_rows().items()}
-        return CohortUpdate(sums=sums, kept=kept, states=(kept.ids, {}), report=report)
+        return CohortUpdate(
+            sums=sums | {name: v[uploads.to(v.device)] for name, v in rows.items()},
+            kept=kept,
+            arrived=arrived,
+            states=(kept.ids, {}),
+            report=self._report(arrived, given, received).to(given.x.device),
+            updates=updates,
+        )
 
-    def _train(self, cohort: Cohort, given: PhaseInput) -> JobResult:
-        """Ask the clients for their uploads; those that fail are marked as non-finite in the report."""
-        prepare = given.phase == "prepare"
-        kind, shapes = wire.PREPARE if prepare else wire.TRAIN, self._declaration.up(given.phase)
-        declared = self._reply_policy.reports
-        asked = [*(n for n in given.reports if n in declared), *(n for n in declared if n in AT_START and not prepare)]
-        reports = sent_apart(asked, self._declaration)
+    def _subset(self, cohort: Cohort, found: Mapping[int, Any]) -> Cohort:
+        """Return the clients of the cohort that are in `found`, with their weights."""
+        here = torch.tensor([i in found for i in cohort.ids.tolist()], dtype=torch.bool)
+        return cohort if bool(here.all()) else Cohort.of(cohort.ids[here], cohort.weights[here], self._task.data)
+
+    def _train(self, cohort: Cohort, given: PhaseInput, shapes: wire.Shapes) -> dict[int, Reply]:
+        """Have the clients train; returns the replies with their reports and, if they have shapes, their uploads."""
+        kind = wire.PREPARE if given.phase == "prepare" else wire.REPORT if given.thin is not None else wire.TRAIN
+        declared = self._reply_policy.reports if given.phase == "train" else ()
+        asked = [*(n for n in given.reports if n in declared), *(n for n in declared if n in AT_START)]
+        reports = asked if given.thin is not None else sent_apart(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
-        dtype = self._task.model.dtype
-        sends_x = "x" in self._declaration.down
+        dtype, sends_x = self._task.model.dtype, "x" in self._declaration.down
         replies = self._ask(_Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x))
         self._late |= replies.late
         self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
-        position = {i: row for row, i in enumerate(cohort.ids.tolist())}
-        report = torch.full((1 + len(given.reports), len(cohort.ids)), torch.nan, dtype=torch.float64)
-        uploads = {name: torch.zeros((len(cohort.ids), *shape), dtype=given.x.dtype) for name, shape in shapes.items()}
-        for i, reply in replies.accepted.items():
-            report[0, position[i]] = 0  # the reply is validated: all its values are finite
-            for row, name in enumerate(given.reports, start=1):
-                report[row, position[i]] = _reported(name, reply)
-            for name, v in reply.vectors.items():
-                uploads[name][position[i]] = v
-        device = given.x.device
-        return JobResult(
+        return replies.accepted
+
+    def _report(self, arrived: Cohort, given: PhaseInput, received: Mapping[int, Vectors]) -> Tensor:
+        """Return the reports of the clients that replied, (1 + reports, M). Values of replies are finite."""
+        ids = arrived.ids.tolist()
+        rows = [[_reported(name, self._reports[i], received.get(i, {})) for i in ids] for name in given.reports]
+        return torch.tensor([[0.0] * len(ids), *rows], dtype=torch.float64)
+
+    def _uploads(self, cohort: Cohort, given: PhaseInput) -> dict[int, Vectors]:
+        """Ask clients that have reported for their uploads. Numbers that they have reported are not sent again."""
+        shapes = self._declaration.up("train")
+        sent = [name for name in given.reports if name in shapes]
+        headers = {i: {"reports": ",".join(sent)} for i in cohort.ids.tolist()}
+        rest = {name: shape for name, shape in shapes.items() if name not in sent}
+        request = _Request(wire.UPLOAD, headers, given.x, {}, rest, (), self._task.model.dtype, sends_x=False)
+        replies = self._ask(request) if headers else Replies({}, set(), set())
+        self._late |= replies.late
+        known = {i: {name: self._reports[i][name][0] for name in sent} for i in replies.accepted}
+        return {i: reply.vectors | known[i] for i, reply in replies.accepted.items()}
+
+    def _add(self, cohort: Cohort, given: PhaseInput, kept: Cohort, received: Mapping[int, Vectors]) -> PartialUpdate:
+        """Add the uploads of the kept clients."""
+        S, device = len(cohort.ids), given.x.device
+        width = block_width(S, self._plan, device, 1)
+        division = Division(S, width, [0] * -(S // -width), all_positions(S), ())
+        partial = PartialUpdate(division, self._declaration, given.phase, given.x, updates=given.updates)
+        shapes = self._declaration.up(given.phase)
+        uploads = {name: torch.zeros((S, *shape), dtype=given.x.dtype) for name, shape in shapes.items()}
+        weights, here = torch.zeros_like(cohort.weights), torch.isin(cohort.ids, kept.ids)
+        weights[here] = kept.weights
+        for row, i in enumerate(cohort.ids.tolist()):
+            for name, v in received[i].items() if bool(here[row]) else ():
+                uploads[name][row] = v
+        result = JobResult(
             uploads={name: v.to(device) for name, v in uploads.items()},
             own={},
             sums={},
-            report=report.to(device),
+            report=torch.empty(0),
             samples=lambda: torch.zeros_like(cohort.ids),
         )
+        factors = upload_factors(self._task, partial.rules, cohort.ids, weights)
+        partial.add(all_positions(S), factors, result, here)
+        return partial
 
     def _headers(self, cohort: Cohort, given: PhaseInput, reports: Sequence[str]) -> dict[int, dict[str, Any]]:
         """Return the header of each client's request."""
@@ -255,11 +293,11 @@ class FlowerBackend:
         return reply
 
 
-def _reported(name: str, reply: Reply) -> float:
-    """Return a report: a number of the reply, an upload, or the norm of the update, which the server can take."""
-    if name == "update_norm" and name not in reply.numbers:
-        return float(update_norm({key: v[None] for key, v in reply.vectors.items()}))
-    return float(reply.numbers[name] if name in reply.numbers else reply.vectors[name])
+def _reported(name: str, numbers: Vectors, uploads: Vectors) -> float:
+    """Return a report: a number that was sent, an upload, or the norm of the update, which the server can take."""
+    if name in numbers or name in uploads:
+        return float(numbers[name] if name in numbers else uploads[name])
+    return float(update_norm({key: v[None] for key, v in uploads.items()})) if uploads else float("nan")
 
 
 class _DeploymentEvaluator(Evaluator):

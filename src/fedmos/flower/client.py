@@ -53,7 +53,7 @@ def client_app(config: Given, *, data: LoadClientData | None = None) -> ClientAp
         return handle
 
     app = ClientApp()
-    for kind in (wire.HELLO, wire.LOSSES, wire.GRADIENTS, wire.PREPARE, wire.TRAIN, wire.EVALUATE):
+    for kind in wire.KINDS:
         category, action = kind.split(".")
         getattr(app, category)(action)(handler(kind))
     return app

@@ -1,4 +1,4 @@
-"""Client-side storage: the state after each of the client's last rounds, and the model of the current round.
+"""Client-side storage: the state after each of the client's last rounds, the model and the upload of the current one.
 
 Every request names the last committed round in which the client took part; the client starts from the state of that
 round. A round that the server abandoned, or lost because it was killed, leaves a file that is never requested. A
@@ -66,6 +66,18 @@ class ClientFolder:
 
     def save_model(self, t: int, x: Tensor) -> None:
         self._write(self._path / "x.safetensors", t, {"x": x})
+
+    def load_upload(self, t: int, like: Vectors) -> Vectors:
+        """Read the upload of round t, which was not sent yet."""
+        return self._read(self._path / "upload.safetensors", t, like)
+
+    def save_upload(self, t: int, upload: Vectors) -> None:
+        """Keep the upload of round t, in place of any earlier one, until the server asks for it."""
+        self._write(self._path / "upload.safetensors", t, upload)
+
+    def drop_upload(self) -> None:
+        """Delete an upload that the server did not ask for."""
+        (self._path / "upload.safetensors").unlink(missing_ok=True)
 
     def _state_path(self, t: int) -> Path:
         return self._path / f"state-{t}.safetensors"

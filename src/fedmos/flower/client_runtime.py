@@ -92,8 +92,10 @@ class ClientRuntime:
         if not RUN_ID.fullmatch(header["run"]) or not 0 <= header["round"] < _MAX_ROUND:
             raise wire.RefusedError(f"there is no round {header['round']} of run {format_value(header['run'])}")
         with arithmetic(self.model.precision):
-            if kind in (wire.PREPARE, wire.TRAIN):
-                payload = self._run_phase("prepare" if kind == wire.PREPARE else "train", header, content)
+            if kind in (wire.PREPARE, wire.TRAIN, wire.REPORT):
+                payload = self._run_phase(kind, header, content)
+            elif kind == wire.UPLOAD:
+                payload = self._send_upload(header, content)
             else:
                 payload = self._query(kind, header, content)
         return wire.compose(reply, wire.pack(payload.vectors), wire.pack(payload.numbers))
@@ -109,8 +111,18 @@ class ClientRuntime:
             return _Payload({}, {"loss": backend.losses(x, t, _ONLY_CLIENT, header["batch"]).to(x.dtype)})
         return _Payload({"gradient": backend.gradients(x, t, _ONLY_CLIENT)[0]}, {})
 
-    def _run_phase(self, phase: Phase, header: Mapping[str, Any], content: RecordDict) -> _Payload:
+    def _send_upload(self, header: Mapping[str, Any], content: RecordDict) -> _Payload:
+        """Return the upload that was kept when the client trained in this round, without numbers sent before."""
+        wire.vectors_in(content, {}, self.model.dtype)
+        declaration = Declaration(self.algorithm, self.model.layers)
+        sent = _parse_reports(header["reports"], declaration)
+        like = {name: torch.empty(shape, dtype=self.model.dtype) for name, shape in declaration.up("train").items()}
+        upload = self._folder(header).load_upload(header["round"], like)
+        return _Payload({name: v for name, v in upload.items() if name not in sent}, {})
+
+    def _run_phase(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> _Payload:
         """Run the extra phase or local training; the latter updates the client's stored state."""
+        phase: Phase = "prepare" if kind == wire.PREPARE else "train"
         declaration = Declaration(self.algorithm, self.model.layers)
         reports = _parse_reports(header["reports"], declaration)
         message = {} if phase == "prepare" else declaration.message
@@ -128,6 +140,10 @@ class ClientRuntime:
         uploads = {name: v[0] for name, v in result.uploads.items()}
         if phase == "train":
             folder.save_state(t, last, state | {name: v[0] for name, v in result.own.items()})
+        if kind == wire.REPORT:
+            folder.save_upload(t, uploads)
+            return _Payload({}, numbers)
+        folder.drop_upload()
         return _Payload(uploads, numbers)
 
     def _make_job(self, phase: Phase, header: Mapping[str, Any], x: Tensor, msg: Vectors, state: Vectors) -> Job:

@@ -24,6 +24,8 @@ RAW = "fedmos.raw"
 
 HELLO, LOSSES, GRADIENTS = "query.hello", "query.losses", "query.gradients"
 PREPARE, TRAIN, EVALUATE = "train.prepare", "train.work", "evaluate.loss"
+REPORT, UPLOAD = "train.report", "train.upload"
+"""Training in two messages, where the selector chooses between them: the reports first, the upload if asked."""
 
 COMPATIBILITY_HASH = "agreement"
 """Header field of the compatibility hash; its name is part of protocol 1."""
@@ -46,9 +48,13 @@ _DOWN: dict[str, dict[str, type]] = {
     GRADIENTS: {"keep": bool},
     PREPARE: _JOB,
     TRAIN: _JOB,
+    REPORT: _JOB,
+    UPLOAD: {"reports": str},
     EVALUATE: {},
 }
 """Header fields of each kind of request, in addition to `_COMMON`."""
+KINDS = tuple(_DOWN)
+"""The kinds of requests."""
 _UP: dict[str, type] = {"samples": int}
 _HELLO_UP: dict[str, type] = {"samples": int, "name": str, COMPATIBILITY_HASH: str}
 

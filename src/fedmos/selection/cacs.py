@@ -12,6 +12,7 @@ from ..core.validation import check, count, none, whole_number
 from .acs import bins_of, one_per_bin
 from .draws import Intervals
 from .selector import Selector, View, equal
+from .similarity import angles_between, ward_tree
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +76,13 @@ class CACS(Selector):
 
 def cluster_by_angle(gradients: Tensor, clusters: int) -> Tensor:
     """Return a cluster number for each row, by Ward linkage on the angles between rows."""
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
+    from scipy.cluster.hierarchy import fcluster
 
-    g = gradients.to(torch.float64).cpu()
-    g = torch.where(g.isfinite().all(1, keepdim=True), g, 0.0)  # at a right angle to all others
-    g = g / g.norm(dim=1, keepdim=True).clamp(min=1e-300)
-    angles = (g @ g.T).clamp(-1, 1).arccos().numpy()
+    angles = angles_between(gradients)
     if len(angles) == 1:
         return torch.zeros(1, dtype=torch.int64)
-    np.fill_diagonal(angles, 0.0)
-    tree = linkage(squareform((angles + angles.T) / 2, checks=False), method="ward")
-    return torch.from_numpy(fcluster(tree, min(clusters, len(angles)), criterion="maxclust").astype(np.int64) - 1)
+    labels = fcluster(ward_tree(angles), min(clusters, len(angles)), criterion="maxclust")
+    return torch.from_numpy(labels.astype(np.int64) - 1)
 
 
 def by_cluster(p: Tensor, cluster: Tensor) -> Tensor:

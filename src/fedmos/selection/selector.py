@@ -64,6 +64,12 @@ class View:
     """Number of rounds in which each client took part."""
     durations: Tensor | None = None
     """Simulated duration of each client's last round in seconds, NaN if unknown."""
+    updates: Mapping[int, Tensor] = field(default_factory=dict)
+    """The last update, (D,), of each client that sent one, if the selector declares `updates`. Do not modify them."""
+    cohort: Tensor | None = None
+    """In `Selector.thin`: the clients that trained and reported in time, ascending, (S,)."""
+    weights: Tensor | None = None
+    """In `Selector.thin`: the aggregation weights of these clients, (S,), float64."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """The selector's state, under the names that it declares; the engine keeps and checkpoints it."""
     memo: dict[str, Any] = field(default_factory=dict)
@@ -141,6 +147,8 @@ class Selector:
     """Whether `select` depends only on seed, round, p and n, so that cohorts can be drawn in advance."""
     foreseeable: ClassVar[bool] = False
     """The earlier name of `prefetchable`."""
+    cohort_field: ClassVar[str] = "m"
+    """The field with the number of clients of a cohort, if the selector has one."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -156,6 +164,11 @@ class Selector:
         extra bytes.
         """
         return ()
+
+    @property
+    def updates(self) -> bool:
+        """Whether the selector reads `view.updates`, which the server then stores."""
+        return False
 
     @property
     def state(self) -> Sequence[str]:
@@ -181,12 +194,34 @@ class Selector:
         """
         raise TypeError(f"{type(self).__name__} must define select(view) -> ids, weights")
 
+    def thin(self, view: View, reports: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Choose, after local training, which clients of the cohort upload. A pure function of its arguments.
+
+        Optional: only selectors that define it pay for it. The other clients send their reports only, and their state
+        stays what it was before the round. Late clients are left out before, with the weights of the others scaled up
+        to the same sum. A simulation keeps the uploads of the whole cohort in memory until the selector has answered.
+
+        Args:
+            view: The round, as in `select`, with `view.cohort` and `view.weights`.
+            reports: For each name in `reports`, the values of the clients of `view.cohort`, (S,), float64.
+
+        Returns:
+            The clients that upload, of `view.cohort`, and the aggregation weight of each. If there are none, the round
+            is abandoned.
+        """
+        raise TypeError(f"{type(self).__name__} does not define thin(view, reports) -> ids, weights")
+
     def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
         """Return the results of `select` for several rounds, bit for bit, as rows.
 
         Optional, for prefetchable selectors with cohorts of one size: drawing many rounds at once is faster.
         """
         raise TypeError(f"{type(self).__name__} draws one round at a time")
+
+
+def thins(selector: Selector) -> bool:
+    """Return whether the selector chooses again after local training."""
+    return type(selector).thin is not Selector.thin
 
 
 def proportional(p: Tensor, ids: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ...data.synthetic import Quadratic
-from ...selection import ACS, MD, Full, Uniform
-from ...selection.selector import Selector, View
+from ...selection import ACS, MD, Clustered, Full, Uniform
+from ...selection.selector import Selector, View, thins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ def sampling_variance(
 ) -> Sampling:
     """Return mean and variance of the weights that a selector gives to clients.
 
-    Uniform (unbiased), MD, ACS and Full have a closed form (FedMoS eqs. (25)–(28)). For other selectors, the values are
-    estimated from draws.
+    Uniform (unbiased), MD, ACS, Clustered (by size) and Full have a closed form (FedMoS eqs. (25)–(28)). For other
+    selectors, the values are estimated from draws.
 
     Args:
         selector: The selector.
@@ -73,7 +73,7 @@ def _closed_form(selector: Selector, p: Tensor) -> Sampling | None:
             return Sampling(mean=p, variance=torch.zeros(N, dtype=torch.float64), exact=True)
         case MD(m=m):
             return Sampling(mean=p, variance=p * (1 - p) / m, exact=True)
-        case ACS(m=m):
+        case ACS(m=m) | Clustered(m=m, by="size"):
             return Sampling(mean=p, variance=p / m - (selector.bins(p) ** 2).sum(1) / m**2, exact=True)
         case Uniform(m=m, weights="unbiased"):
             return Sampling(mean=p, variance=(N / m - 1) * p**2, exact=True)
@@ -98,6 +98,10 @@ def draw_weights(
         >>> fm.analysis.draw_weights(fm.MD(m=5), torch.full((10,), 0.1), None, None, draws=3).sum(1)
         tensor([1., 1., 1.], dtype=torch.float64)
     """
+    if thins(selector):
+        raise ValueError(
+            f"Cannot draw weights with {type(selector).__name__} because it chooses after training; use a run's records"
+        )
     N = len(p)
     weights = torch.zeros(draws, N, dtype=torch.float64)
     unknown = torch.full((N,), torch.nan, dtype=torch.float64)
