@@ -43,6 +43,7 @@ class Round:
 
     def __post_init__(self) -> None:
         self.x = self.past[-1]
+        self.evaluated: Vector | None = None
         self.zero = np.zeros_like(self.x)
         self.p, self.N, self.W = self.problem.p, len(self.problem), sum(self.w.values())
         self.K = {i: len(self.batches[self.t, i]) for i in self.S}
@@ -85,6 +86,8 @@ class Trace:
 
     xs: list[Vector]
     """x_0, x_1, …"""
+    evaluated: Vector | None = None
+    """The model that is evaluated in the end, if it is not the last x."""
     server: dict[str, Vector] = field(default_factory=dict)
     clients: dict[int, dict[str, Vector]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -130,6 +133,7 @@ def simulate(
             last=last,
         )
         trace.xs.append(method(r, **fields))
+        trace.evaluated = r.evaluated
         last.update(dict.fromkeys(S, t))
     return trace
 

@@ -61,13 +61,14 @@ def fednova(r: Round, server_lr: float = 1.0) -> Vector:
 
 
 def fedexp(r: Round, eps: float = 0.001, average: bool = False) -> Vector:
-    """As FedAvg.  η_s = max(1, mean ‖δ_i‖² / (2 (‖mean δ_i‖² + ε)));  x += η_s A(δ)."""
+    """As FedAvg.  η_s = max(1, mean ‖δ_i‖² / (2 (‖mean δ_i‖² + ε)));  x += η_s A(δ); the mean of two x is evaluated."""
     delta = _updates(r, lambda i, k, y: r.g(i, k)(y))
     mean_square = sum(r.w[i] * np.sum(delta[i] ** 2) for i in r.S) / r.W
     square_of_mean = np.sum((r.A(delta) / r.W) ** 2)
+    x = r.x + max(1, mean_square / (2 * (square_of_mean + eps))) * r.A(delta)
     if average:
-        r.s["x_prev"] = r.x
-    return r.x + max(1, mean_square / (2 * (square_of_mean + eps))) * r.A(delta)
+        r.s["x_prev"], r.evaluated = r.x, (r.x + x) / 2
+    return x
 
 
 def fedavgmom(r: Round, beta: float = 0.1, gamma: float | None = None) -> Vector:
