@@ -87,7 +87,9 @@ def test_engines_and_merged_runs_agree(case, name):
 def test_others_are_refused(case, name):
     sentence = rf"^Cannot use local=.* with {case.name} because {case.name} defines its own local step"
     if case.name in OWN_PERTURBATION:
-        sentence = r"^Cannot use local=SAM\(\.\.\.\) because the algorithm perturbs its gradients itself"
+        sentence = (
+            rf"^Cannot use local=SAM\(\.\.\.\) with {case.name} because {case.name} perturbs its gradients itself"
+        )
     with pytest.raises(ValueError, match=sentence):
         fm.run(**specification(case, name))
 

@@ -145,6 +145,7 @@ class JobExecutor:
         self.task.model.training_mode()
         captured = self._graphs is not None and observer is None
         grad = self._gradient(job, numbers, width, steps, captured)
+        grad.owner = type(self.algorithm).__name__
         if "gradient_noise" in job.reports:
             grad.measure_noise()
         c = self._context(job, numbers, x, grad, captured)

@@ -34,6 +34,8 @@ class LocalGradient:
         self.k: int | None = 0
         """The current step; None after the last."""
         self.calls: list[Call] = []
+        self.owner = "the algorithm"
+        """The name of the algorithm, for errors."""
         self._losses: dict[int, Tensor] = {}
         self._noise: _Noise | None = None
 
@@ -58,7 +60,8 @@ class LocalGradient:
     def perturbed(self, y: Tensor, e: Tensor) -> Tensor:
         if self.task.sam_radius:
             raise ValueError(
-                "Cannot use local=SAM(...) because the algorithm perturbs its gradients itself; use the algorithm alone"
+                f"Cannot use local=SAM(...) with {self.owner} because {self.owner} perturbs its gradients itself; use "
+                "it without SAM"
             )
         return self._regularised(self.raw(y + e), y)
 
