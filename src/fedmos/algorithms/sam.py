@@ -82,7 +82,7 @@ class FedSpeed(Algorithm):
     reduce = {"A": ("delta", "avg"), "P": ("delta", "p")}
 
     def __post_init__(self) -> None:
-        check(self, lr=positive, lam=positive, rho=non_negative)
+        check(self, lr=positive, lam=non_negative, rho=non_negative)
 
     def direction(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
         return _sam(y, grad, self.rho) + self.lam * (y - c.x + c.own["h_i"]), s
