@@ -11,7 +11,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.abc import SourceLoader
 from pathlib import Path
 from types import ModuleType
@@ -173,7 +173,8 @@ def _importable(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        with suppress(ValueError):  # the user's code may have removed it
+            sys.path.remove(str(folder))
 
 
 def _hash(content: bytes) -> str:
