@@ -235,8 +235,8 @@ def play_tree(tree: Path, side: str, folder: Path, only: str) -> dict[str, Any]:
 def verdict(old: Any, new: Any) -> str:
     if failed := [f"{side}: {given}" for side, given in (("OLD", old), ("NEW", new)) if isinstance(given, str)]:
         return f"FAILED in {'; '.join(failed)}"
-    if old is None or new is None:
-        return f"DIFFERENT: only in {'NEW' if old is None else 'OLD'}"
+    if new is None:
+        return "DIFFERENT: only in OLD"
     parts = [part for part in old | new if old.get(part) != new.get(part)]
     return f"DIFFERENT: {', '.join(parts[:4])}{', …' * (len(parts) > 4)}" if parts else "equal"
 
@@ -249,7 +249,10 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="same-bits-") as name:
         old, new = (play_tree(getattr(given, s).resolve(), s, Path(name), given.only) for s in ("old", "new"))
-    verdicts = {name: verdict(old.get(name), new.get(name)) for name in old | new}
+    added = [name for name in new if name not in old]
+    if added:
+        print(f"{len(added)} runs are of algorithms or selectors that OLD does not have")
+    verdicts = {name: verdict(given, new.get(name)) for name, given in old.items()}
     for name, said in verdicts.items():
         print(f"{name:<{max(map(len, verdicts))}}  {said}")
     equal = list(verdicts.values()).count("equal")
