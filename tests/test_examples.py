@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fedmos as fm
 from fedmos.config import schema as config
@@ -93,6 +94,14 @@ def test_methods_are_the_built_in_ones(name):
     )
     built_in = getattr(fm, type(example).__name__)(**given)
     close(run(example, "batched").params, run(built_in, "batched").params, 1e-12)
+
+
+def test_ditto_has_models_that_fit_the_clients_better():
+    result = run(method("ditto")(lr=LR), "batched")
+    for i in range(6):
+        x, y = LOGISTIC.data().client(i)
+        own, shared = (F.cross_entropy(model(x.double()), y) for model in (result.personal_model(i), result.model))
+        assert own < shared
 
 
 COMPOSITIONS = {

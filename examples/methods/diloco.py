@@ -32,8 +32,6 @@ class DiLoCo(fm.Algorithm):
 
 
 if __name__ == "__main__":
-    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2), clients=50, seed=0)
-    result = fm.run(
-        fm.models.cnn_digits(), data, DiLoCo(lr=0.001), fm.Uniform(m=10), rounds=50, local_steps=5, batch_size=8
-    )
+    data = fm.datasets.load("digits").partition(fm.partition.IID(), clients=8, seed=0)
+    result = fm.run(fm.models.cnn_digits(), data, DiLoCo(lr=0.001), fm.Full(), rounds=10, local_steps=50, batch_size=8)
     print(f"accuracy {result.history[-1].accuracy:.3f}")
