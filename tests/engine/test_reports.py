@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 
 import fedmos as fm
 from fedmos.engine.executor import JobExecutor
+from helpers.compiling import scalar_code
 from helpers.problems import Quadratic, quadratic
 from helpers.selection import LR, K, run, tensor
 
@@ -210,6 +211,58 @@ def test_merged_runs_report_alike():
         alone = fm.run(problem.model(), problem.data(), **given | job)
         for name in job["selection"].reports:
             np.testing.assert_allclose(reported(result, name), reported(alone, name), rtol=1e-12)
+
+
+def test_compiled_programs_report_alike(quick, monkeypatch):
+    """Where a plain step is compiled with its gradient, the noise needs the gradient by itself."""
+    given = {"selection": Asking(("gradient_noise", "update_norm", "loss")), "algorithm": fm.FedAvg(lr=0.1)}
+    given |= {"dtype": torch.float64, "rounds": 2, "local_steps": 3}
+    plain = quick(**given, engine="loop")
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    with scalar_code():
+        result = quick(**given)
+    assert result.info["compiled"]
+    for name in given["selection"].reports:
+        np.testing.assert_allclose(reported(result, name), reported(plain, name), rtol=1e-9)
+
+
+class Replayed:
+    """In place of captured graphs: a function is kept for each key, and its outputs are overwritten by the next call."""
+
+    def __init__(self) -> None:
+        self.made: dict = {}
+        self.outputs: list = []
+
+    def run(self, key, body, *given):
+        for v in self.outputs:
+            v.fill_(torch.nan)
+        outputs = self.made.setdefault(key, body)(*given)
+        self.outputs = [*outputs.uploads.values(), *outputs.own.values(), outputs.report]
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "selection", [Asking(("gradient_noise", "length", "loss")), fm.OCS(m=2, d=5), fm.DELTA(m=4)], ids=repr
+)
+def test_captured_graphs(monkeypatch, selection):
+    """A graph for each set of reports; what a replay overwrites is copied, also if the selector chooses later."""
+    given = {"rounds": 4, "engine": "batched", "batch_size": 4, "algorithm": Telling(lr=LR)}
+    plain = run(quadratic(), selection, **given)
+    make, executors = JobExecutor.__init__, []
+
+    def recording(self, *arguments) -> None:
+        make(self, *arguments)
+        self._graphs = Replayed()
+        self.plan = replace(self.plan, chunk=2)
+        executors.append(self)
+
+    monkeypatch.setattr(JobExecutor, "__init__", recording)
+    captured = run(quadratic(), selection, **given)
+    torch.testing.assert_close(captured.params, plain.params, rtol=0, atol=1e-12)
+    assert [r.uploaded for r in captured.history] == [r.uploaded for r in plain.history]
+    for name in selection.reports:
+        np.testing.assert_allclose(reported(captured, name), reported(plain, name), rtol=1e-10)
+    assert any(executor._graphs.made for executor in executors)
 
 
 def test_work_is_done_only_for_what_is_asked(monkeypatch):

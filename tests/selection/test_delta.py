@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize
 
 import fedmos as fm
-from helpers.selection import NAN, P6, RARE, drawn, surprise, tensor, view_of
+from helpers.problems import quadratic
+from helpers.selection import NAN, P6, RARE, drawn, run, surprise, tensor, view_of
 
 UPDATES = {i: torch.tensor(v) for i, v in {0: [1.0, 0.0], 2: [-1.0, 0.0], 3: [0.0, 3.0], 5: [0.0, -3.0]}.items()}
 NOISE = (4.0, NAN, 0.0, 7.0, NAN, 0.0)
@@ -84,6 +85,15 @@ def test_step_scales_the_diversity():
     cohort = torch.tensor([0, 2, 3, 5])
     scores = fm.DELTA(m=2, alpha2=0.0, step=2.0).scores(seen_view(), cohort)
     assert scores.tolist() == pytest.approx([0.5, 0.5, 1.5, 1.5])
+
+
+def test_the_noise_is_reported_where_it_counts():
+    """One local step gives no estimate of it, and is refused; without α2 it is not needed."""
+    assert fm.DELTA(m=2).reports == ("gradient_noise",)
+    with pytest.raises(ValueError, match=r"^Cannot report 'gradient_noise' because clients take one local step"):
+        run(quadratic(), fm.DELTA(m=2), local_steps=1, rounds=2)
+    result = run(quadratic(), fm.DELTA(m=2, alpha2=0.0), local_steps=1, rounds=3)
+    assert {record.bytes_up for record in result.history} <= {5 * 8, 2 * 5 * 8}
 
 
 def test_starts_uniform():

@@ -279,9 +279,9 @@ def commit(
     selection = state.sampler.next_state(sampled, kept, timing.seconds())
     if update is not None and state.sampler.selector.reports:
         arrived = update.arrived.ids
-        selection = state.sampler.with_reports(selection, arrived, _reports(state, arrived, results.reports))
+        selection = selection.with_reports(arrived, _reports(state, arrived, results.reports))
     if update is not None and update.updates is not None:
-        selection = state.sampler.with_updates(selection, kept, update.updates)
+        selection = selection.with_updates(kept, update.updates)
 
     def write() -> None:
         if update is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,20 +19,9 @@ from ..selection.selector import Selector, View
 from .backend import Backend, UnresponsiveClients
 from .cohort import Cohort, Probe, SampledCohort
 from .selected import as_array
+from .selection_state import SelectionState
 from .task import Task
 from .thinning import thin_cohort
-
-
-class SelectionState(NamedTuple):
-    """What a run stores about its clients for selection."""
-
-    state: Vectors
-    """The selector's own state."""
-    reported: Vectors
-    picks: Tensor
-    durations: Tensor
-    updates: Mapping[int, Tensor]
-    """The last update of each client that sent one, on the CPU, if the selector declares `updates`."""
 
 
 class CohortSampler:
@@ -48,14 +37,7 @@ class CohortSampler:
     ) -> None:
         N = len(task.data)
         self.selector = selector
-        unknown = torch.full((N,), torch.nan, dtype=torch.float64)
-        self.selection_state = SelectionState(
-            state={},
-            reported=dict.fromkeys(selector.reports, unknown),
-            picks=torch.zeros(N, dtype=torch.int64),
-            durations=unknown,
-            updates={},
-        )
+        self.selection_state = SelectionState.initial(selector.reports, N)
         self._task, self._backend, self._last = task, backend, last
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
@@ -178,49 +160,18 @@ class CohortSampler:
     def next_state(self, sampled: SampledCohort, kept: Tensor, durations: Tensor | None) -> SelectionState:
         """Return the selection state after the round, without the clients' reports."""
         before = self.selection_state
-        return SelectionState(
-            state=sampled.state,
-            reported=before.reported,
-            picks=before.picks.index_add(0, kept, torch.ones_like(kept)),
-            durations=before.durations
-            if durations is None
-            else before.durations.index_copy(0, sampled.cohort.ids, durations),
-            updates=before.updates,
-        )
-
-    @staticmethod
-    def with_reports(state: SelectionState, kept: Tensor, reports: Vectors) -> SelectionState:
-        """Return the selection state with the reports of clients."""
-        new = {name: state.reported[name].index_copy(0, kept, v) for name, v in reports.items()}
-        return state._replace(reported=state.reported | new)
-
-    @staticmethod
-    def with_updates(state: SelectionState, kept: Tensor, updates: Tensor) -> SelectionState:
-        """Return the selection state with the updates of clients, (kept, D)."""
-        rows = zip(kept.tolist(), updates.cpu().unbind(), strict=True)
-        return state._replace(updates={**state.updates, **{i: row.clone() for i, row in rows}})
+        if durations is not None:
+            before = before._replace(durations=before.durations.index_copy(0, sampled.cohort.ids, durations))
+        return before._replace(state=sampled.state, picks=before.picks.index_add(0, kept, torch.ones_like(kept)))
 
     def to_dict(self) -> Vectors:
         """Return the selection state as named tensors, for a checkpoint."""
-        state = self.selection_state
-        kept = {f"state.{name}": v for name, v in state.state.items()}
-        kept |= {f"reported.{name}": v for name, v in state.reported.items()}
-        if state.updates:
-            kept |= {"updated": torch.tensor(list(state.updates)), "updates": torch.stack(list(state.updates.values()))}
-        return kept | {"picks": state.picks, "durations": state.durations}
+        return self.selection_state.to_dict()
 
     def restore(self, kept: Vectors, last: Tensor) -> None:
         """Load the selection state of a checkpoint."""
         self._last = last
-        self.selection_state = SelectionState(
-            state={name.removeprefix("state."): v for name, v in kept.items() if name.startswith("state.")},
-            reported={name: kept[f"reported.{name}"] for name in self.selection_state.reported},
-            picks=kept["picks"],
-            durations=kept["durations"],
-            updates=dict(zip(kept["updated"].tolist(), kept["updates"].unbind(), strict=True))
-            if self.selector.updates and "updates" in kept
-            else {},
-        )
+        self.selection_state = self.selection_state.restored(kept, self.selector.updates)
 
     def _view(self, t: int, x: Tensor, sampled: SampledCohort, unresponsive: Tensor) -> View:
         data = self._task.data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.app import RecordDict
@@ -31,44 +31,7 @@ from ..evaluation.metrics import Evaluator
 from ..run.backends import BackendSetting
 from . import wire
 from .reply_collector import Replies, ReplyCollector
-
-
-class ReplyPolicy(NamedTuple):
-    """The conditions that replies must meet."""
-
-    run: str
-    deadline: float
-    """Seconds for each request."""
-    norm_bound: float | None
-    reports: Sequence[str]
-    """The reports that the selector declares."""
-    train_metrics: bool
-
-
-class Reply(NamedTuple):
-    """The content of a client's reply, on the CPU."""
-
-    vectors: Vectors
-    numbers: Vectors
-
-
-class _Request(NamedTuple):
-    """A request to several clients, which receive x with it if they do not have it."""
-
-    kind: str
-    headers: Mapping[int, Mapping[str, Any]]
-    """By client."""
-    x: Tensor
-    msg: Vectors
-    vectors: wire.Shapes
-    """The names and shapes of the tensors that a reply must have."""
-    numbers: Sequence[str]
-    dtype: torch.dtype
-    """The dtype of the numbers."""
-    sends_x: bool = True
-    """Whether clients receive x with it."""
-    counted: bool = True
-    """Whether the bytes are part of the run's communication."""
+from .requests import Reply, ReplyPolicy, Request
 
 
 class FlowerBackend:
@@ -135,7 +98,7 @@ class FlowerBackend:
         reports = asked if given.thin is not None else sent_apart(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
         dtype, sends_x = self._task.model.dtype, "x" in self._declaration.down
-        replies = self._ask(_Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x))
+        replies = self._ask(Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x))
         self._late |= replies.late
         self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
         return replies.accepted
@@ -152,7 +115,7 @@ class FlowerBackend:
         sent = [name for name in given.reports if name in shapes]
         headers = {i: {"reports": ",".join(sent)} for i in cohort.ids.tolist()}
         rest = {name: shape for name, shape in shapes.items() if name not in sent}
-        request = _Request(wire.UPLOAD, headers, given.x, {}, rest, (), self._task.model.dtype, sends_x=False)
+        request = Request(wire.UPLOAD, headers, given.x, {}, rest, (), self._task.model.dtype, sends_x=False)
         replies = self._ask(request) if headers else Replies({}, set(), set())
         self._late |= replies.late
         known = {i: {name: self._reports[i][name][0] for name in sent} for i in replies.accepted}
@@ -208,14 +171,14 @@ class FlowerBackend:
 
     def losses(self, x: Tensor, t: int, ids: Tensor, batch: bool) -> Tensor:
         headers = {i: {"batch": batch, "keep": True} for i in ids.tolist()}
-        request = _Request(wire.LOSSES, headers, x, {}, {}, ["loss"], self._task.model.dtype)
+        request = Request(wire.LOSSES, headers, x, {}, {}, ["loss"], self._task.model.dtype)
         losses = self._probe(request, t, ids, (wire.LOSSES, batch), lambda reply: reply.numbers["loss"][0])
         return torch.stack(losses).to(torch.float64)
 
     def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
         headers = {i: {"keep": True} for i in ids.tolist()}
         shapes = {"gradient": (self._task.model.size,)}
-        request = _Request(wire.GRADIENTS, headers, x, {}, shapes, (), self._task.model.dtype)
+        request = Request(wire.GRADIENTS, headers, x, {}, shapes, (), self._task.model.dtype)
         return torch.stack(self._probe(request, t, ids, wire.GRADIENTS, lambda reply: reply.vectors["gradient"])).to(x)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
@@ -234,7 +197,7 @@ class FlowerBackend:
     def _train_metrics(self, x: Tensor, names: list[str]) -> Tensor:
         """Return Σ p_i · metric_i over the clients that answer, with p_i scaled to sum to one."""
         headers: dict[int, dict[str, Any]] = {i: {} for i in range(len(self._task.data))}
-        replies = self._ask(_Request(wire.EVALUATE, headers, x, {}, {}, names, torch.float64, counted=False))
+        replies = self._ask(Request(wire.EVALUATE, headers, x, {}, {}, names, torch.float64, counted=False))
         if not replies.accepted:
             return torch.full((len(names),), torch.nan, dtype=torch.float64)
         ids = sorted(replies.accepted)
@@ -247,7 +210,7 @@ class FlowerBackend:
             self._round = t
             self._has_model, self._answers, self._reports, self._late = set(), {}, {}, set()
 
-    def _probe(self, request: _Request, t: int, ids: Tensor, key: Any, part: Callable[[Reply], Tensor]) -> list[Tensor]:
+    def _probe(self, request: Request, t: int, ids: Tensor, key: Any, part: Callable[[Reply], Tensor]) -> list[Tensor]:
         """Return each client's answer. A client is asked once per round, even if the selector starts again."""
         self._enter_round(t)
         known = self._answers.setdefault(key, {})
@@ -258,7 +221,7 @@ class FlowerBackend:
             raise UnresponsiveClients(torch.tensor(sorted(replies.refused | replies.late)))
         return [known[i] for i in ids.tolist()]
 
-    def _ask(self, request: _Request) -> Replies[Reply]:
+    def _ask(self, request: Request) -> Replies[Reply]:
         """Send a request and collect the validated replies."""
         policy, t, x, msg = self._reply_policy, self._round, request.x, request.msg
         has_model = self._has_model if request.counted else set()
@@ -278,7 +241,7 @@ class FlowerBackend:
             self._has_model |= set(replies.accepted)
         return replies
 
-    def _validate_reply(self, request: _Request, client: int, content: RecordDict) -> Reply:
+    def _validate_reply(self, request: Request, client: int, content: RecordDict) -> Reply:
         """Check a reply against the request; raises `wire.RefusedError` if it cannot be used."""
         model, policy = self._task.model, self._reply_policy
         header = wire.header_up(request.kind, content)

@@ -25,12 +25,13 @@ from ..run.result import Result
 from ..run.run import Run
 from ..run.spec import RunSpec
 from ..storage import RunFolder
-from .backend import FlowerBackend, ReplyPolicy
+from .backend import FlowerBackend
 from .channel import MessageChannel
 from .deployment import Deployment, Given, reported_data, server_part
 from .manifest import DeploymentManifest
 from .node_registry import NodeRegistry
 from .reply_collector import ReplyCollector
+from .requests import ReplyPolicy
 
 _log = logging.getLogger("fedmos")
 

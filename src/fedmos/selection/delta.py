@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,8 @@ class DELTA(Selector):
 
     which minimises the bound's variance Σ_i (α1 ζ_i² + α2 σ_i²)/q_i. As in the paper's practical version, q starts
     uniform; after a round, its cohort S divides the sum of its own q anew by ζ and σ of that round, with −δ_i/step for
-    ∇F_i and their mean over S for ∇f; the other clients keep theirs. Clients report σ_i² (`gradient_noise`).
+    ∇F_i and their mean over S for ∇f; the other clients keep theirs. Clients report σ_i² (`gradient_noise`), unless
+    α2 = 0.
 
     Args:
         m: Number of draws per round.
@@ -46,12 +48,15 @@ class DELTA(Selector):
     step: float = 1.0
     mix: float = 0.1
 
-    reports = ("gradient_noise",)
     updates = True
     state = ("q", "counted")
 
     def __post_init__(self) -> None:
         check(self, m=count, alpha1=non_negative, alpha2=non_negative, step=positive, mix=share)
+
+    @property
+    def reports(self) -> Sequence[str]:
+        return ("gradient_noise",) if self.alpha2 else ()
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
         q = self._updated(view)
@@ -68,10 +73,11 @@ class DELTA(Selector):
             cohort: The clients.
         """
         gradients = torch.stack([view.updates[i] for i in cohort.tolist()]).to(torch.float64) / -self.step
-        zeta = (gradients - gradients.mean(0)).norm(dim=1)
-        noise = view.reported["gradient_noise"][cohort].nan_to_num(nan=0.0)
-        scores: Tensor = (self.alpha1 * zeta**2 + self.alpha2 * noise).sqrt()
-        return scores
+        zeta: Tensor = (gradients - gradients.mean(0)).norm(dim=1)
+        squared = self.alpha1 * zeta**2
+        if self.alpha2:
+            squared = squared + self.alpha2 * view.reported["gradient_noise"][cohort].nan_to_num(nan=0.0)
+        return squared.sqrt()
 
     def _updated(self, view: View) -> Tensor:
         """Return the available clients' q, after the round of the last cohort has been counted in."""

@@ -1,0 +1,50 @@
+"""Requests to clients and their replies, before they are packed into messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Vectors
+from . import wire
+
+
+class ReplyPolicy(NamedTuple):
+    """The conditions that replies must meet."""
+
+    run: str
+    deadline: float
+    """Seconds for each request."""
+    norm_bound: float | None
+    reports: Sequence[str]
+    """The reports that the selector declares."""
+    train_metrics: bool
+
+
+class Reply(NamedTuple):
+    """The content of a client's reply, on the CPU."""
+
+    vectors: Vectors
+    numbers: Vectors
+
+
+class Request(NamedTuple):
+    """A request to several clients, which receive x with it if they do not have it."""
+
+    kind: str
+    headers: Mapping[int, Mapping[str, Any]]
+    """By client."""
+    x: Tensor
+    msg: Vectors
+    vectors: wire.Shapes
+    """The names and shapes of the tensors that a reply must have."""
+    numbers: Sequence[str]
+    dtype: torch.dtype
+    """The dtype of the numbers."""
+    sends_x: bool = True
+    """Whether clients receive x with it."""
+    counted: bool = True
+    """Whether the bytes are part of the run's communication."""
