@@ -11,6 +11,7 @@ from . import local, models
 from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
+from .checking.api import check
 from .comparison.api import compare, tune
 from .comparison.plot import plot
 from .config.registry import algorithms, availabilities, partitions, selectors
@@ -81,6 +82,7 @@ __all__ = [
     "algorithms",
     "analysis",
     "availabilities",
+    "check",
     "compare",
     "datasets",
     "local",

@@ -10,14 +10,20 @@ import torch
 
 import fedmos as fm
 from fedmos.engine.named_tensors import named
-from helpers.mistakes import REFUSED, Mistake, WrongPersonal
+from helpers.mistakes import REFUSED, InPlace, InPlaceLater, Mistake, WrongPersonal
 
+ALLOWED = ("loop", InPlace), ("loop", InPlaceLater)  # where y belongs to one client
+CASES = [
+    pytest.param(engine, m, kind, id=f"{kind.__name__}-{engine}-{m}")
+    for engine, m in (("loop", 2), ("batched", 1), ("batched", 3))
+    for kind in REFUSED
+    if (engine, kind) not in ALLOWED
+]
 each_mistake = pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
 
 
-@each_mistake
-@pytest.mark.parametrize(("engine", "m"), [("loop", 2), ("batched", 1), ("batched", 3)])
-def test_a_run_names_the_mistake(quick, kind, engine, m):
+@pytest.mark.parametrize(("engine", "m", "kind"), CASES)
+def test_a_run_names_the_mistake(quick, engine, m, kind):
     """With one client in the cohort as with several."""
     with pytest.raises((ValueError, AttributeError)) as error:
         quick(algorithm=kind(), engine=engine, selection=fm.Uniform(m=m), rounds=1)
@@ -116,3 +122,25 @@ def test_the_dictionary_s_may_be_written(quick):
         for engine in ("loop", "batched")
     )
     torch.testing.assert_close(loop, batched, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [InPlace, InPlaceLater])
+def test_the_loop_allows_a_step_in_place(quick, kind):
+    plain, changed = (quick(algorithm=algorithm, engine="loop").params for algorithm in (fm.FedAvg(lr=0.1), kind()))
+    assert torch.equal(plain, changed)
+
+
+class InPlaceKept(Mistake):
+    """Keeps y, and then changes it."""
+
+    def begin(self, y, c, grad):
+        return {"y_0": y}
+
+    def step(self, y, s, c, grad, k):
+        y -= c.lr * (grad(y) + 0.1 * (y - s["y_0"]))
+        return y, s
+
+
+def test_the_loop_refuses_a_step_in_place_that_changes_a_kept_model(quick):
+    with pytest.raises(ValueError, match=r"InPlaceKept: 'step' must not change s\['y_0'\] in place"):
+        quick(algorithm=InPlaceKept(), engine="loop")

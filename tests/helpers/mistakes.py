@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -243,7 +244,7 @@ REFUSED = {
     ServerNumber: "ServerNumber: there is no ctx.K; the server knows t, lr, N, S, W, layers, key",
     InPlace: "InPlace: 'step' must not change",
     InPlaceLater: "InPlaceLater: 'step' must not change y in place",
-    InPlaceScratch: "InPlaceScratch: 'direction' must not change a tensor of s in place",
+    InPlaceScratch: "InPlaceScratch: 'direction' must not change s['d'] in place",
     InPlaceOwn: "must not change c.own['h'] in place",
     InPlaceMessage: "must not change c.msg['m'] in place",
     InPlaceServer: "InPlaceServer: 'server' must not change state['v'] in place",
@@ -263,3 +264,147 @@ REFUSED = {
     WrongEvaluated: "WrongEvaluated: 'evaluated' must return a model of shape",
 }
 """Mistakes that a run refuses, on every engine."""
+
+
+class CohortNorm(Mistake):
+    def direction(self, y, s, c, grad, k):
+        g = grad(y)
+        return g / g.norm(), s
+
+
+class CohortMean(Mistake):
+    def step(self, y, s, c, grad, k):
+        g = grad(y)
+        return y - c.lr * (g - g.mean()), s
+
+
+class CohortSum(Mistake):
+    def finish(self, y, s, c, grad):
+        return {"delta": (y - c.x) / (1 + y.sum().abs())}, {}
+
+
+class CohortScratch(Mistake):
+    def begin(self, y, c, grad):
+        return {"n": grad(y).norm()}
+
+    def direction(self, y, s, c, grad, k):
+        return grad(y) / (1 + s["n"]), s
+
+
+class CohortPrepare(Mistake):
+    server_state = ("g",)
+    prepare_up = ("g",)
+    prepare_reduce = {"g": ("g", "avg")}
+
+    def prepare(self, c, grad):
+        g = grad.full(c.x)
+        return {"g": g - g.mean()}
+
+
+class CohortState(Mistake):
+    client_state = ("h",)
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x}, {"h": (y - c.x).clamp(max=y.mean())}
+
+
+class NumberOfRows(Mistake):
+    def direction(self, y, s, c, grad, k):
+        return grad(y) / (y.shape[0] if y.ndim == 2 else 1), s
+
+
+class FirstRow(Mistake):
+    def direction(self, y, s, c, grad, k):
+        return grad(y) + 0.1 * y[0], s
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepsInField(Mistake):
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    def server(self, x, state, agg, ctx):
+        m = self.memory.get("m", 0) * 0.9 + agg["A"]
+        self.memory["m"] = m
+        return x + m, {}
+
+
+class KeepsOnSelf(Mistake):
+    def finish(self, y, s, c, grad):
+        object.__setattr__(self, "last_y", y)
+        return {"delta": y - c.x}, {}
+
+
+class KeepsOnClass(Mistake):
+    count = [0]
+
+    def server(self, x, state, agg, ctx):
+        self.count[0] += 1
+        return x + agg["A"] / self.count[0], {}
+
+
+class OwnGenerator(Mistake):
+    generator = torch.Generator().manual_seed(0)
+
+    def direction(self, y, s, c, grad, k):
+        return grad(y) + torch.randn(y.shape[-1], generator=self.generator, dtype=y.dtype), s
+
+
+class SentAsBoolean(Mistake):
+    up = ("delta", "mask")
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x, "mask": y > c.x}, {}
+
+
+class Raising(Mistake):
+    def direction(self, y, s, c, grad, k):
+        return grad(y)[7:] + y, s
+
+
+class NotFinite(Mistake):
+    def server(self, x, state, agg, ctx):
+        return x + agg["A"] / 0, {}
+
+
+class WrongEstimate(Mistake):
+    def gradient_estimate(self, x, state, ctx, K):
+        return x[:2]
+
+
+class WrongIdle(Mistake):
+    server_state = ("v",)
+
+    def idle(self, x, state, ctx):
+        return {"v": x[:2]}
+
+
+class WrongRule(Mistake):
+    reduce = {"A": ("delta", "median")}
+
+
+FOUND = {
+    CohortNorm: "CohortNorm: 'direction' must return for a client in a cohort what it returns for the client alone, but "
+    "direction differs",
+    CohortMean: "CohortMean: 'step' must return for a client in a cohort what it returns for the client alone, but y",
+    CohortSum: "CohortSum: 'finish' must return for a client in a cohort what it returns for the client alone, but "
+    "upload['delta'] differs",
+    CohortScratch: "CohortScratch: 'begin' must return for a client in a cohort what it returns for the client alone, "
+    "but s['n'] differs",
+    CohortPrepare: "CohortPrepare: 'prepare' must return for a client in a cohort what it returns for the client alone",
+    CohortState: "CohortState: 'finish' must return for a client in a cohort what it returns for the client alone, but "
+    "own['h'] differs",
+    NumberOfRows: "NumberOfRows: 'direction' must return for a client in a cohort what it returns for the client alone",
+    FirstRow: "FirstRow: 'direction' must return for a client in a cohort what it returns for the client alone",
+    KeepsInField: "KeepsInField: 'server' must not keep values on self, got a new 'self.memory'",
+    KeepsOnSelf: "KeepsOnSelf: 'finish' must not keep values on self, got a new 'self.last_y'",
+    KeepsOnClass: "KeepsOnClass: 'server' must return the same for the same arguments, but a second call differs",
+    OwnGenerator: "OwnGenerator: 'direction' must return the same for the same arguments, but a second call differs",
+    SentAsBoolean: "SentAsBoolean: 'finish' must return 'mask' in the dtype of the model",
+    Raising: "Raising: 'direction' raises RuntimeError: The size of tensor",
+    NotFinite: "NotFinite: the run raises DivergenceError: The server's step in round 1 is not finite",
+    WrongPersonal: "WrongPersonal: 'personal' must return a model of shape",
+    WrongEstimate: "WrongEstimate: 'gradient_estimate' must return a model of shape",
+    WrongIdle: "WrongIdle: 'idle' must return 'v' of shape",
+    WrongRule: "WrongRule: the rule of sum 'A' must be one of",
+}
+"""Mistakes that `fm.check` finds, and a run does not or not always."""

@@ -11,6 +11,9 @@ from .declaration import check_direction, check_model, check_names, check_pair, 
 from .gradients import LocalGradient
 from .named_tensors import changed_in_place, named, refusing_writes, unchanged
 
+_Y = "the client's model"
+"""The name of y beside those of s."""
+
 
 def local_update(
     algorithm: Algorithm, c: ClientContext, grad: LocalGradient, observer: StepObserver | None = None
@@ -45,13 +48,13 @@ def _step(
     if method == "direction" and _is_default(algorithm, "direction"):
         return grad.descend(y, c.lr), s
     # A step that changes y in place and returns it is harmless in the loop, where y belongs to one client.
-    kept = s if method == "step" else s | {"y": y}
-    before = _versions(kept)
+    fixed = s if method == "step" and not grad.ragged else {**s, _Y: y}
+    before = _versions(fixed)
     with refusing_writes(algorithm, method):
         returned = getattr(algorithm, method)(y, named(algorithm, "s", s), c, grad, k)
-    if _versions(kept) != before:
-        name = "y" if method == "direction" and _versions(s) == before[:-1] else "a tensor of s"
-        raise changed_in_place(algorithm, method, name)
+    if _versions(fixed) != before:
+        name = next(name for name, old in before.items() if fixed[name]._version != old)
+        raise changed_in_place(algorithm, method, "y" if name == _Y else f"s[{name!r}]")
     check_pair(algorithm, method, returned)
     y_next, s = returned
     if method == "direction":
@@ -70,9 +73,9 @@ def _start(algorithm: Algorithm, c: ClientContext) -> Tensor:
     return y
 
 
-def _versions(tensors: Vectors) -> list[int]:
+def _versions(tensors: Vectors) -> dict[str, int]:
     """Return how often each tensor has been changed in place."""
-    return [v._version for v in tensors.values() if isinstance(v, Tensor)]
+    return {name: v._version for name, v in tensors.items() if isinstance(v, Tensor)}
 
 
 def _is_default(algorithm: Algorithm, method: str) -> bool:

@@ -303,10 +303,10 @@ def commit(
     return record
 
 
-def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> TrainingResult:
+def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> None:
     """Run local training for a cohort and call `observer` after every step, without changing the run."""
     with torch.no_grad():
-        return complete(_run_phases(state, cohort, None, observer=observer))
+        complete(_run_phases(state, cohort, None, observer=observer))
 
 
 def _reports(state: FederatedState, ids: Tensor, trained: Vectors) -> Vectors:

@@ -47,8 +47,8 @@ class CohortSampler:
 
     def prefetch(self, t: int) -> None:
         """Draw the cohort of a later round ahead of time, if it depends on nothing that happens before it."""
-        if t not in self._prefetched and _declares(self.selector, "prefetchable"):
-            many = self._availability is None and self._ahead > 1 and _declares(self.selector, "select_ahead")
+        if t not in self._prefetched and declares(self.selector, "prefetchable"):
+            many = self._availability is None and self._ahead > 1 and declares(self.selector, "select_ahead")
             try:
                 self._prefetched = self._draw_ahead(t) if many else {t: self._draw(t, torch.empty(0))}
             except Exception:  # the error is raised again when the round itself is drawn
@@ -252,7 +252,7 @@ _least, _most = np.minimum.reduce, np.maximum.reduce
 """For few numbers, three times as fast as the methods min and max."""
 
 
-def _declares(selector: Selector, name: str) -> bool:
+def declares(selector: Selector, name: str) -> bool:
     """Whether the class that defines `select` declares `name`; a subclass with its own `select` must repeat it."""
     if "select" in vars(selector):
         return False

@@ -50,6 +50,11 @@ def with_local(algorithm: Algorithm, local: Local | None) -> Algorithm:
     return _as(_composed_class(kind, optimizers), algorithm)  # type: ignore[arg-type]  # a class is hashable
 
 
+def composed_optimizers(algorithm: Algorithm) -> tuple[LocalOptimizer, ...]:
+    """Return the optimisers whose steps an algorithm takes; none if it is composed with none."""
+    return tuple(link.optimizer for link in getattr(algorithm, "_local_chain", ()))
+
+
 def _as(kind: type[Algorithm], algorithm: Algorithm) -> Algorithm:
     """Return a copy of the algorithm, with the same fields, as an instance of another class."""
     copied = copy.copy(algorithm)

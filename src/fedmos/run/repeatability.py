@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..algorithm import Algorithm
 from ..engine.backend import complete
 from ..engine.local_backend import LocalBackend
-from ..engine.round import dry_run, server_step
+from ..engine.round import server_step, train_clients
+from ..engine.round_record import make_timing
 from ..engine.sampling import CohortSampler
 from ..engine.state import FederatedState
 from ..engine.watch import GeneratorStates, T, draws_globally, watched
+from ..local.compose import composed_optimizers
+from ..local.optimizer import LocalOptimizer
+from ..selection.selector import Selector
 
 
 @contextmanager
@@ -62,10 +68,11 @@ def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
     backend, device = state.backend, state.task.model.device
 
     def watch(obj: T) -> T:
-        def around(method: str, call: Callable[[], Any], _: tuple[Any, ...]) -> Any:
+        def around(_: Any, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             before = GeneratorStates.now(device)
-            result = call()
-            found.extend(draws_globally(type(obj).__name__, method, used) for used in before.changed(device))
+            result = call(*args)
+            owner, culprit = _owner(obj, method)
+            found.extend(draws_globally(owner, culprit, used) for used in before.changed(device))
             return result
 
         return watched(obj, around)
@@ -74,15 +81,23 @@ def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
         return
     sampler = CohortSampler(state.task, backend, watch(state.sampler.selector), state.availability, state.clients.last)
     sampler.selection_state = state.sampler.selection_state
-    sampled = sampler.draw(t, state.x)
     rehearsal = copy.copy(state)
-    rehearsal.t = t
-    rehearsal.algorithm = watch(state.algorithm)
+    rehearsal.t, rehearsal.sampler, rehearsal.algorithm = t, sampler, watch(state.algorithm)
+    plan = replace(backend.executor.plan, cuda_graph=False)  # a capture does not allow to read generators
     rehearsal.backend = LocalBackend(
-        state.task, rehearsal.algorithm, backend.executor.plan, clients=state.clients, policy=state.policy
+        state.task, rehearsal.algorithm, plan, clients=state.clients, clock=state.clock, policy=state.policy
     )
-    training = dry_run(rehearsal, sampled.cohort, lambda *_: None)
-    complete(server_step(rehearsal, sampled, training))
+    with torch.no_grad():
+        sampled = sampler.draw(t, state.x)
+        training = complete(train_clients(rehearsal, sampled, make_timing(rehearsal, sampled)))
+        complete(server_step(rehearsal, sampled, training))
+
+
+def _owner(obj: Algorithm | Selector | LocalOptimizer, method: str) -> tuple[str, str]:
+    """Return the class and the method that the user wrote; the step with a local optimiser is the optimiser's."""
+    if isinstance(obj, Algorithm) and method == "step" and (optimizers := composed_optimizers(obj)):
+        return " or ".join(type(optimizer).__name__ for optimizer in optimizers), "update"
+    return type(obj).__name__, method
 
 
 def _model_draws(backend: LocalBackend, state: FederatedState) -> bool:

@@ -1,0 +1,1 @@
+"""`fm.check`: a battery of checks for algorithms, selectors and local optimisers."""

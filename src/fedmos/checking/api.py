@@ -1,0 +1,73 @@
+"""`fm.check`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algorithm import Algorithm
+from ..algorithms import FedAvg
+from ..core.formatting import format_value
+from ..core.validation import LOCAL, count, none, require
+from ..local.chain import is_local
+from ..selection.selector import Selector
+from .algorithm import AlgorithmChecks, Check
+from .findings import Findings
+from .selector import SelectorChecks
+
+
+def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) -> list[str]:
+    """Check an algorithm, a selector or a local optimiser of one's own on a small federation.
+
+    The checks of an algorithm: its declaration; a client alone against a cohort, which finds `g.norm()` without `dim`;
+    the shapes of what every method returns; purity (no change in place, no global random generator, nothing kept on
+    self, the same result for the same arguments); bytes as declared; a cohort in blocks, as on several ranks; an
+    identical run, alone, resumed, or beside another. A selector: its ids and weights, few available clients, purity,
+    its declared state, and what it claims about drawing ahead.
+
+    Args:
+        obj: An object of a class of algorithms, selectors or local optimisers.
+        local_steps: The number of local steps; None for one epoch, in which clients have different numbers of steps.
+        verbose: Whether to print every check with its outcome.
+
+    Returns:
+        The findings, one sentence each; empty if all is well.
+
+    Raises:
+        ValueError: If `obj` is none of these.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True, kw_only=True)
+        ... class Normalized(fm.Algorithm):
+        ...     lr: float
+        ...     def direction(self, y, s, c, grad, k):
+        ...         g = grad(y)
+        ...         return g / g.norm(dim=-1, keepdim=True), s
+        >>> fm.check(Normalized(lr=0.1))
+        []
+    """
+    require("check", "local_steps", local_steps, count.up_to(LOCAL) | none)
+    findings = Findings(obj)
+    for title, work in _checks(obj, findings, local_steps):
+        before = len(findings)
+        with findings.collected():
+            work()
+        if verbose:
+            new = findings.sentences()[before:]
+            print(f"{title}: {'ok' if not new else '; '.join(new)}")
+        if title == "declaration" and len(findings):
+            break
+    return findings.sentences()
+
+
+def _checks(obj: Any, findings: Findings, local_steps: int | None) -> list[Check]:
+    if isinstance(obj, Algorithm):
+        return AlgorithmChecks(obj, findings, local_steps).checks()
+    if isinstance(obj, Selector):
+        return SelectorChecks(obj, findings, local_steps).checks()
+    if is_local(obj):
+        return AlgorithmChecks(FedAvg(lr=0.05), findings, local_steps, obj).checks()
+    kinds = "an algorithm, a selector or a local optimiser"
+    if isinstance(obj, type) and issubclass(obj, Algorithm | Selector):
+        raise ValueError(f"check: 'obj' must be {kinds}, got the class {obj.__name__}; use {obj.__name__}(...)")
+    raise ValueError(f"check: 'obj' must be {kinds}, got {format_value(obj)}")

@@ -1,0 +1,170 @@
+"""The checks of a selector."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms import FedAvg
+from ..core.history import Record
+from ..engine.sampling import declares
+from ..engine.watch import watched
+from ..rng import Purpose, draws, stream
+from ..run.run import Run
+from ..run.spec import RunSpec
+from ..selection.availability import Availability
+from ..selection.selector import Selector, View
+from .algorithm import Check
+from .findings import Findings
+from .trial import federation, options, pristine
+from .watcher import MethodWatcher
+
+_ROUNDS = 6
+_LARGEST = 1000
+"""Clients of the largest federation that is tried."""
+
+
+@dataclass(frozen=True)
+class FewAvailable(Availability):
+    """One, two, three … available clients, and none in the third round."""
+
+    def available(self, seed: int, round: int, N: int) -> Tensor:
+        return torch.arange(N) < (0 if round == 2 else round + 1)
+
+
+def _same_cohorts(a: list[Record], b: list[Record]) -> bool:
+    return [(r.cohort, r.weights) for r in a] == [(r.cohort, r.weights) for r in b]
+
+
+@dataclass
+class SelectorChecks:
+    """Draws cohorts with a selector in several ways that must agree."""
+
+    selector: Selector
+    findings: Findings
+    local_steps: int | None
+
+    def __post_init__(self) -> None:
+        self._owner = type(self.selector).__name__
+        self._records: list[Record] = []
+        self._sizes = tuple(2 + i % 5 for i in range(self._federation_size()))
+
+    def _federation_size(self) -> int:
+        """Return a number of clients that the selector supports."""
+        m = getattr(self.selector, self.selector.cohort_field, 0)
+        for N in (10, m + 3 if isinstance(m, int) else 10, 30, 100, 300, _LARGEST):
+            try:
+                self.selector.validate(N)
+            except ValueError:
+                continue
+            if N <= _LARGEST:
+                return N
+        return 10
+
+    def checks(self) -> list[Check]:
+        """Return the checks in their order."""
+        return [
+            ("declaration", lambda: self.selector.validate(len(self._sizes))),
+            ("cohorts", self._check_cohorts),
+            ("few available clients", self._check_few_available),
+            ("drawing ahead", self._check_prefetchable),
+            ("many rounds at once", self._check_select_ahead),
+            ("the same run again, resumed", self._compare_resumed),
+        ]
+
+    def _watched(self) -> Selector:
+        selector: Selector = pristine(self.selector)
+        return watched(selector, MethodWatcher(self.findings))
+
+    def _run(self, selector: Selector, **changes: Any) -> list[Record]:
+        """Train with a selector and return the records of the rounds."""
+        arguments = options(self.local_steps, availability=None) | {
+            "data": federation(self._sizes),
+            "selection": selector,
+            "rounds": _ROUNDS,
+            "eval_every": _ROUNDS,
+        }
+        return list(Run(RunSpec(algorithm=FedAvg(lr=0.1), **arguments | changes)).play().history)
+
+    def _check_cohorts(self) -> None:
+        """Draw cohorts of all clients, and check their sizes and weights."""
+        self._records = self._run(self._watched())
+        field = self.selector.cohort_field
+        m = None if self.selector.state else getattr(self.selector, field, None)  # with state, there may be a warm-up
+        for record in self._records:
+            size, t = len(record.cohort), record.round
+            if isinstance(m, int) and size > m:
+                self.findings.add(
+                    f"{self._owner}: 'select' must return at most {field} = {m} clients, got {size} in round {t}"
+                )
+            if record.weights and not sum(record.weights) > 0:
+                self.findings.add(
+                    f"{self._owner}: 'select' must return weights of which some are > 0, got a sum of 0 in round {t}"
+                )
+
+    def _check_few_available(self) -> None:
+        self._run(self._watched(), availability=FewAvailable())
+
+    def _compare_resumed(self) -> None:
+        """Compare the cohorts of a run of two parts with those of the same run in one."""
+        if not self._records or self.findings.any_of("draws", "keeps", "varies", "ahead"):
+            return
+        with tempfile.TemporaryDirectory(prefix="fedmos-check-") as folder:
+            out = Path(folder) / "run"
+            self._run(pristine(self.selector), rounds=_ROUNDS // 2, out=out)
+            resumed = self._run(pristine(self.selector), out=out, resume=True)
+        if not _same_cohorts(resumed, self._records):
+            again = _same_cohorts(self._run(pristine(self.selector)), self._records)
+            self.findings.add(
+                f"{self._owner}: 'select' must draw the same cohorts in {'a resumed run' if again else 'a second run'} "
+                "with the same seed; declare what it remembers in 'state' and keep it in view.state, and draw from "
+                "view.key"
+            )
+
+    def _check_prefetchable(self) -> None:
+        """Compare draws that know seed, round, p and n only with draws that know more."""
+        if not declares(self.selector, "prefetchable"):
+            return
+        for t in range(_ROUNDS):
+            bare, rich = (self._drawn(pristine(self.selector), self._view(t, knows)) for knows in (False, True))
+            if bare != rich:
+                self.findings.add(
+                    f"{self._owner}: 'prefetchable' must be False because 'select' uses more of the view than seed, "
+                    "round, p and n; remove it",
+                    "ahead",
+                )
+
+    def _check_select_ahead(self) -> None:
+        if not (declares(self.selector, "prefetchable") and declares(self.selector, "select_ahead")):
+            return
+        rounds, selector = range(3, 3 + _ROUNDS), pristine(self.selector)
+        ids, weights = selector.select_ahead(self._view(rounds.start, False), rounds)
+        for t, row, of_row in zip(rounds, ids, weights, strict=True):
+            if (row.tolist(), of_row.tolist()) != self._drawn(selector, self._view(t, False)):
+                self.findings.add(
+                    f"{self._owner}: 'select_ahead' must return the rows that 'select' returns round by round, but "
+                    "a row differs; draw from view.keys(rounds)",
+                    "ahead",
+                )
+
+    @staticmethod
+    def _drawn(selector: Selector, view: View) -> tuple[list[int], list[float]]:
+        ids, weights = selector.select(view)
+        return torch.as_tensor(ids).tolist(), torch.as_tensor(weights, dtype=torch.float64).tolist()
+
+    def _view(self, t: int, knows: bool) -> View:
+        """Return a view of round t; with `knows`, it has reports, past rounds and durations, and clients answer."""
+        data = federation(self._sizes)
+        view = View(seed=0, round=t, p=data.importance, n=data.sizes)
+        a, b, c = (draws(stream(1, t, i, Purpose.SELECT), view.N) if knows else torch.zeros(view.N) for i in range(3))
+        view.ask_losses = lambda ids, batch: a[ids]
+        view.ask_gradients = lambda ids: torch.stack([a, b, c], dim=1)[ids]
+        if knows:
+            view.reported = dict.fromkeys(self.selector.reports, a)
+            view.last, view.picks, view.durations = (8 * a).long() - 1, (8 * b).long(), c
+        return view
