@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import random
+import runpy
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,7 @@ OPTIMIZERS = [
     fm.local.SAM(rho=0.05),
     [fm.local.SAM(rho=0.05), fm.local.Adam()],
 ]
+METHODS = Path(__file__).parents[2] / "examples" / "methods"
 MISTAKES = REFUSED | FOUND | SELECTORS | LOCAL
 
 
@@ -49,6 +52,14 @@ def test_every_selector_passes(name):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_every_local_optimizer_passes(optimizer):
     assert fm.check(optimizer) == []
+
+
+@pytest.mark.parametrize("path", sorted(METHODS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_example_of_a_method_passes(path):
+    defined = [v for v in runpy.run_path(str(path)).values() if getattr(v, "__module__", "") == "<run_path>"]
+    kinds = [v for v in defined if isinstance(v, type) and issubclass(v, fm.Algorithm)]
+    assert kinds
+    assert [fm.check(made(kind, lr=0.05)) for kind in kinds] == [[]] * len(kinds)
 
 
 @pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)

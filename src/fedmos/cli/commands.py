@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ..core.version import __version__
+from .check import check
 from .compare import compare, demo
 from .data import app as data_app
 from .deploy import app as deploy_app
@@ -29,7 +30,7 @@ app = typer.Typer(
     help="Federated learning for skewed data and scarce communication.",
     epilog="Start with: fedmos demo",
 )
-for command in (demo, run, resume, compare, sweep, report, plot, export, reproduce):
+for command in (demo, run, resume, compare, sweep, report, plot, export, check, reproduce):
     app.command()(command)
 app.command("list")(list_everything)
 app.add_typer(data_app, name="data")

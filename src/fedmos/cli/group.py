@@ -21,6 +21,7 @@ ORDER = (
     "plot",
     "export",
     "list",
+    "check",
     "data",
     "deploy",
     "reproduce",

@@ -137,7 +137,8 @@ class Selector:
         ... class Largest(fm.Selector):
         ...     m: int
         ...     def select(self, view):
-        ...         return view.n.topk(self.m).indices, torch.full((self.m,), 1 / self.m)
+        ...         ids = view.n.argsort(descending=True)[: self.m]
+        ...         return ids, torch.full((len(ids),), 1 / len(ids))
         >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), Largest(m=3), rounds=2, local_steps=2, batch_size=8)
         >>> result.history[0].cohort == result.history[1].cohort
         True
