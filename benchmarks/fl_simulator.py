@@ -136,7 +136,7 @@ def train(job: str, given: argparse.Namespace) -> None:
         if done.accuracy is not None:
             curve[done.round] = round(done.accuracy, 4)
             record["train_loss"] = done.train_loss
-            record["seconds"] = round(marks[-1] - marks[1], 2)
+            record["seconds_per_round"] = round(_plain_rounds(marks, given.eval_every), 4)
             write()
             print(f"{job}: round {done.round}, accuracy {done.accuracy:.4f}, {marks[-1] - marks[0]:.0f} s", flush=True)
 
@@ -154,6 +154,12 @@ def train(job: str, given: argparse.Namespace) -> None:
         record["diverged"] = str(error)
         print(f"{job}: {error}", flush=True)
     write()
+
+
+def _plain_rounds(marks: list[float], eval_every: int) -> float:
+    """Return the median seconds of the rounds after the first two without an evaluation; NaN if there is none."""
+    taken = [b - a for t, (a, b) in enumerate(pairwise(marks), 1) if t > 2 and t % eval_every]
+    return statistics.median(taken) if taken else float("nan")
 
 
 def timed(method: str, given: argparse.Namespace) -> None:
