@@ -50,6 +50,14 @@ class Batched(LocalGradient):
         self._record(loss, Call(k, 0, k))
         return y_next
 
+    def move(self, y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
+        return self.task.program.move(y, lr, d) if self.task.program.fuses else super().move(y, lr, d)
+
+    def _regularised(self, g: Tensor, y: Tensor) -> Tensor:
+        if self.task.program.fuses and self.task.clip is not None:
+            return self.task.program.regularise(g, y)
+        return super()._regularised(g, y)
+
     def _width(self, batch: SampleBatch) -> int:
         """Return the number of sample columns per call. Longer batches are split into multiples of a step's batch."""
         columns, of_step = batch.positions.shape[1], self.task.batch_size or 1

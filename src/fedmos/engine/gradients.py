@@ -92,7 +92,11 @@ class LocalGradient:
 
     def descend(self, y: Tensor, lr: Tensor) -> Tensor:
         """Take a plain step, y − lr · g(y); a subclass may do it faster."""
-        return y - lr * self(y)
+        return self.move(y, lr, self(y))
+
+    def move(self, y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
+        """Return y − lr · d; a subclass may do it faster."""
+        return y - lr * d
 
     def _record(self, loss: Tensor, call: Call) -> None:
         self.calls.append(call)

@@ -59,7 +59,7 @@ def _step(
     y_next, s = returned
     if method == "direction":
         check_direction(algorithm, y_next, y)
-        y_next = y - c.lr * y_next
+        y_next = grad.move(y, c.lr, y_next)
     check_model(algorithm, method, y_next, y.shape)
     return y_next, s
 

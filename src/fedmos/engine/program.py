@@ -25,10 +25,14 @@ Values = tuple[Tensor, Tensor]
 class Program:
     """(y, inputs, targets, weight, keys) → each client's gradient, (M, D), and weighted loss, (M,)."""
 
-    def __init__(self, model: FlatModel, loss: Loss, weight_decay: float, compiled: bool) -> None:
-        self._model, self._loss, self._weight_decay, self._compiled = model, loss, weight_decay, compiled
+    def __init__(
+        self, model: FlatModel, loss: Loss, weight_decay: float, compiled: bool, clip: float | None = None
+    ) -> None:
+        self._model, self._loss, self._compiled = model, loss, compiled
+        self._weight_decay, self._clip = weight_decay, clip
         self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
         self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
+        self._regularisation, self._movement = Compiled(self._regularise), Compiled(_move)
         self.descends = True
         """False once `descend` failed to compile."""
 
@@ -37,11 +41,20 @@ class Program:
         return self._compiled and self._model.training
 
     @property
+    def fuses(self) -> bool:
+        """Whether arithmetic on the parameters of all clients is compiled, too.
+
+        On a GPU, each operation by itself passes all of them through memory again.
+        """
+        return self.compiles and self._model.device.type == "cuda"
+
+    @property
     def seconds(self) -> float:
         """The time spent on compilation."""
-        return self._gradient.seconds + self._descent.seconds
+        return sum(p.seconds for p in (self._gradient, self._descent, self._regularisation, self._movement))
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
+        y = self._laid_out(y)
         arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
         with vectorised.on():
             values: Values = (self._gradient if self.compiles else self._function)(*arguments)
@@ -51,10 +64,29 @@ class Program:
         self, lr: Tensor, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Values:
         """Take an SGD step and return the losses, compiled as one program that never stores the whole gradient."""
+        y = self._laid_out(y)
         arguments = (lr, y, inputs, targets, weight) if keys is None else (lr, y, inputs, targets, weight, keys)
         with vectorised.on():
             values: Values = self._descent(*arguments)
             return values
+
+    def regularise(self, g: Tensor, y: Tensor) -> Tensor:
+        """Return clip(g) + weight_decay · y in one pass after the norm's."""
+        regularised: Tensor = self._regularisation(g, y, g.norm(dim=-1, keepdim=True))
+        return regularised
+
+    def move(self, y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
+        """Return y − lr · d in one pass."""
+        moved: Tensor = self._movement(y, lr, d)
+        return moved
+
+    def _laid_out(self, y: Tensor) -> Tensor:
+        """Return y with a row of its own for each client on a GPU: shared rows would be compiled as another program."""
+        return y.contiguous() if self.fuses else y
+
+    def _regularise(self, g: Tensor, y: Tensor, norm: Tensor) -> Tensor:
+        g = g if self._clip is None else g * (self._clip / norm.clamp(min=self._clip))
+        return g + self._weight_decay * y if self._weight_decay else g
 
     def _descend(self, lr: Tensor, y: Tensor, *batch: Tensor) -> Values:
         parts = self._model.split(y)
@@ -67,6 +99,10 @@ class Program:
         self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor
     ) -> Tensor:
         return self._loss.weighted(self._model(y, inputs, *keys), targets, weight)
+
+
+def _move(y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
+    return y - lr * d
 
 
 class CannotCompile(RuntimeError):

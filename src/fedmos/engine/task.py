@@ -39,7 +39,7 @@ class Task:
 
     @cached_property
     def program(self) -> Program:
-        return Program(self.model, self.loss, self.weight_decay, self.compiled)
+        return Program(self.model, self.loss, self.weight_decay, self.compiled, self.clip)
 
     def stream(self, t: int | Tensor, ids: Tensor, purpose: Purpose) -> Tensor:
         """Return the random streams of clients `ids` in round t, on the run's device."""
