@@ -46,6 +46,19 @@ def test_tables_of_the_comparison_are_those_of_its_numbers():
     assert build["filled"](page, methods) != page
 
 
+def test_tables_of_fl_simulator_s_setting_are_those_of_its_numbers():
+    folder = ROOT / "docs" / "comparison"
+    build = runpy.run_path(str(folder / "build_fl_simulator.py"))
+    numbers = json.loads((folder / "data" / "fl-simulator.json").read_text("utf-8"))
+    page = (folder / "fl-simulator.md").read_text("utf-8")
+    assert build["filled"](page, numbers) == page
+    run = {"split": "one-class", "method": "FedMoS", "rounds": 300, "accuracy": {"100": 0.5, "300": 0.25}}
+    build["add"](numbers, run | {"rounds": 299})
+    assert build["filled"](page, numbers) == page  # not complete
+    build["add"](numbers, run)
+    assert "| FedMoS | 50.00 | diverged" in build["filled"](page, numbers)
+
+
 def test_the_report_of_the_comparison_has_its_numbers():
     folder = ROOT / "docs" / "comparison"
     report = (folder / "report.html").read_text("utf-8")

@@ -5,7 +5,8 @@
     python benchmarks/peers/fl_simulator_job.py FL-Simulator FedAvg FedSMOO --rounds 4
 
 Prints a line of JSON per method with the seconds of every round by its own clock, and how many of them it evaluated the
-model, on all training and test samples. Where torchvision is missing, the three things of it that FL-Simulator uses
+model, on all training and test samples. Cohorts are of different sizes: each client takes part with probability 0.1.
+Where torchvision is missing, the three things of it that FL-Simulator uses
 (ResNet-18 with random weights, `Compose`, `ToTensor`) are those of this file.
 """
 
@@ -132,7 +133,9 @@ def main() -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             server = runpy.run_path("train.py", run_name="__main__")["_server"]
         times = [round(float(t), 4) for t in server.time]
+        cohorts = [len(server._activate_clients_(t)) for t in range(given.rounds)]
         line = {"method": method, "rounds": times, "evaluations": [round(t, 4) for t in evaluations]}
+        line |= {"clients": cohorts}
         median = {"seconds": statistics.median(times[1:]), "evaluation": statistics.median(evaluations[1:])}
         where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
         del server  # several gigabytes
