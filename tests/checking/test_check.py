@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import random
 import runpy
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import fedmos as fm
+from fedmos.checking.findings import Findings
 from helpers import mistakes, selector_mistakes
 from helpers.mistakes import FOUND, REFUSED, Mistake
 from helpers.selector_mistakes import LOCAL, SELECTORS, First
@@ -188,6 +190,20 @@ def test_a_check_leaves_the_object_and_generators_alone():
         fm.check(obj)
     assert algorithm == mistakes.KeepsInField()
     assert states() == before
+
+
+def test_engines_are_compared_whatever_the_environment_says(monkeypatch):
+    monkeypatch.setenv("FEDMOS_ENGINE", "loop")
+    assert len(fm.check(mistakes.CohortNorm())) == 1
+    assert os.environ["FEDMOS_ENGINE"] == "loop"
+
+
+def test_names_with_digits_are_told_apart():
+    found = Findings(fm.FedAvg(lr=0.1))
+    for name in ("n1", "n2"):
+        for shape in ((31,), (5, 31)):
+            found.add(f"FedAvg: 'finish' must return '{name}' of shape (1,), got a tensor of shape {shape}")
+    assert len(found) == 2
 
 
 def test_verbose_prints_every_check(capsys):

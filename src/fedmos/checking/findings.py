@@ -96,4 +96,4 @@ def _files_of(kind: type[Any]) -> set[str]:
 def _kind_of(sentence: str) -> str:
     """Return what findings of the same mistake have in common: the sentence without values, shapes and places."""
     sentence = sentence.partition(", got ")[0]
-    return re.sub(r"\([^()]*\)|[\d.]+(e-?\d+)?", "", sentence)
+    return re.sub(r"\([^()]*\)|(?<![\w'.])[\d.]+(?![\w'])", "", sentence)

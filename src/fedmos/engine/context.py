@@ -72,5 +72,5 @@ def _unknown(owner: str, argument: str, name: str, who: str, kind: type[Context]
     known = [f.name for f in fields(kind)]
     hint = suggest(name, known)
     if argument == "c" and name in ("id", "ids", "i", "client", "index", "number"):
-        hint = "; clients have no number there, and keep what is their own in client_state (c.own)"
+        hint = "; methods serve many clients at once, and what belongs to one client is in client_state (c.own)"
     return AttributeError(f"{owner}: there is no {argument}.{name}; {who} {', '.join(known)}{hint}", name=name)
