@@ -1,5 +1,6 @@
 """Client state on disk is client state in memory."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -55,3 +56,30 @@ def test_a_gpu_keeps_more_client_state_in_its_memory(monkeypatch):
     assert client_store._in_memory(on_gpu) == 25 * 2**30
     monkeypatch.setattr(client_store, "total_memory", lambda device: 8 * 2**30)
     assert client_store._in_memory(on_gpu) == 4 * 2**30
+
+
+def test_the_state_of_other_ranks_is_not_stored_here():
+    store = ClientStore({"c_i": torch.zeros(3)}, clients=4, share=(1, 2))
+    assert [store.stores(i) for i in range(4)] == [False, True, False, True]
+    assert not ClientStore({}, clients=4).stores(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastModel(fm.Algorithm):
+    lr: float = 0.1
+    client_state = ("y_i",)
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x}, {"y_i": y}
+
+    def personal(self, c):
+        return c.own["y_i"]
+
+
+def test_no_personal_model_from_the_state_of_another_rank(quick, monkeypatch):
+    result = quick(algorithm=LastModel(), rounds=1)
+    client = result.history[0].cohort[0]
+    result.personal_model(client)
+    monkeypatch.setattr(ClientStore, "stores", lambda self, i: False)
+    with pytest.raises(ValueError, match=f"Cannot give client {client} a model of its own because its state is not"):
+        result.personal_model(client)

@@ -33,6 +33,10 @@ ALL = [[0, 1, 4], [5, 2], [6, 3, 1]]
         fm.MimeLite(lr=0.05, beta=0.5),
         fm.Mime(lr=0.05),
         fm.Stem(lr=0.05),
+        fm.FedNova(lr=0.05),
+        fm.FedExP(lr=0.05),
+        fm.ScaffoldM(lr=0.05),
+        fm.FedSMOO(lr=0.05),
     ],
     ids=lambda algorithm: type(algorithm).__name__,
 )
@@ -53,6 +57,31 @@ def test_late_clients_are_left_out_as_if_not_chosen(engine, algorithm):
     for name, value in plain.server_state.items():
         assert torch.allclose(timed.server_state[name], value, rtol=0, atol=1e-6)
     assert torch.allclose(timed.params, plain.params, rtol=0, atol=1e-6)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumOfWeights(fm.Algorithm):
+    """Compares ctx.W with the sum of the weights that the uploads had."""
+
+    lr: float = 0.05
+    server_state = (("W", ()), ("sum", ()))
+    up = ("delta", ("one", ()))
+    reduce = {"A": ("delta", "w"), "sum": ("one", "w")}
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x, "one": torch.ones_like(c.K)}, {}
+
+    def server(self, x, state, agg, ctx):
+        return x + agg["A"], {"W": torch.tensor(ctx.W), "sum": agg["sum"]}
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_the_server_s_sum_of_weights_is_that_of_the_scaled_weights(engine):
+    how = {"system": fm.System(**LATE), "engine": engine, "rounds": 1}
+    result = run(quadratic(), fm.FixedCohorts(ALL, WEIGHTS), SumOfWeights(), **how)
+    assert result.history[0].late == [1]
+    assert float(result.server_state["W"]) == pytest.approx(0.6)
+    assert float(result.server_state["sum"]) == pytest.approx(0.6)
 
 
 def test_a_late_client_s_bad_update_does_no_harm():

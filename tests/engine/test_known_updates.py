@@ -138,3 +138,15 @@ def test_only_those_who_upload_are_known():
     selector = OnlyFirst()
     run(quadratic(), selector, rounds=2)
     assert selector.notes == [set(), {0}]
+
+
+@dataclass(frozen=True)
+class EveryoneKnown(fm.Full):
+    updates = True
+
+
+def test_a_round_in_which_all_are_late():
+    """No update becomes known, and the round is abandoned."""
+    system = fm.System(speed=1e-3, deadline=1.0)
+    result = run(quadratic(), EveryoneKnown(), system=system, rounds=2)
+    assert [record.abandoned for record in result.history] == [True, True]

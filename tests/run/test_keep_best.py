@@ -51,6 +51,7 @@ def test_it_is_the_model_of_the_best_round(given, metric, sign):
     at_best = result.at_best()
     assert (at_best.predict(x).argmax(1) == y).double().mean() == pytest.approx(result.best_record.accuracy)
     assert len(at_best.history) == best
+    assert at_best.info.light
 
 
 @dataclass(frozen=True)
@@ -171,3 +172,10 @@ def test_a_configuration_without_such_a_metric_is_refused_by_the_check():
     }
     with pytest.raises(config.ConfigError, match=r"^keep_best: must be one of"):
         config.parse(config.RunConfig, table).check()
+
+
+def test_the_accuracy_of_clients_is_that_of_the_last_model(given, tmp_path):
+    result = fm.run(**given, keep_best="accuracy", out=tmp_path)
+    assert result.info.client_accuracy is not None
+    assert result.best_record.round < len(result.history)
+    assert result.at_best().info.client_accuracy is None

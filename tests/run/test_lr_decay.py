@@ -1,6 +1,7 @@
 """The option `lr_decay` as a function of the round."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -91,3 +92,31 @@ def test_wrong_schedules_are_refused_before_the_first_round(given, decay, senten
     with pytest.raises(ValueError) as error:
         fm.run(**given, lr_decay=decay, callbacks=[lambda record: pytest.fail("it began")])
     assert sentence in str(error.value)
+
+
+def test_a_function_is_not_asked_beyond_the_last_round(given):
+    """Neither by the diagnostics after the last round nor by personal models."""
+    factors = [1.0, 0.5, 0.25]
+    given |= {"rounds": 3, "callbacks": [fm.Diagnostics(every=1)]}
+    result = fm.run(**given, lr_decay=lambda t: factors[t])
+    assert result.history[-1].diagnostics is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModel(fm.Algorithm):
+    lr: float = 0.1
+    client_state = ("y_i",)
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x}, {"y_i": y}
+
+    def personal(self, c):
+        return c.own["y_i"] * c.lr / c.lr
+
+
+def test_personal_models_after_the_last_round(given):
+    factors = [1.0, 0.5]
+    result = fm.run(**given | {"algorithm": OwnModel(), "rounds": 2}, lr_decay=lambda t: factors[t])
+    client = result.history[-1].cohort[0]
+    flat = torch.cat([p.flatten() for p in result.personal_model(client).parameters()])
+    assert torch.allclose(flat, result.client_state(client)["y_i"])

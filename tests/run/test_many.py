@@ -1,5 +1,7 @@
 """Runs side by side: each gets what it would get alone."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -290,3 +292,24 @@ def test_a_recording_does_not_depend_on_the_order_of_a_message(monkeypatch):
     alone = fm.run(**given)
     recorded(monkeypatch)
     assert same(fm.run(**given), alone)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix(fm.Algorithm):
+    """The server sends a matrix with as many rows as two cohorts have clients."""
+
+    lr: float = 0.1
+    server_state = (("B", 8),)
+    down = ("x", "B")
+
+    def init(self, x):
+        return {"B": torch.stack([(row + 1) * x for row in range(8)])}
+
+    def direction(self, y, s, c, grad, k):
+        return grad(y) + 0.01 * c.msg["B"][1], s
+
+
+def test_a_matrix_in_the_message():
+    runs = [run_of(seed, Matrix()) for seed in (0, 1)]
+    for given, result in zip(runs, fm.run_many(runs, **SHARED), strict=True):
+        assert same(result, fm.run(**given, **SHARED))

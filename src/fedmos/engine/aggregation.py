@@ -155,7 +155,7 @@ class PartialUpdate:
         if not self._updates:
             return None
         parts = [select(rows.pop(name), kept) for name in self._updates]
-        return torch.cat([v.reshape(len(v), -1) for v in parts], dim=1)
+        return torch.cat([v.flatten(1) if v.ndim > 1 else v[:, None] for v in parts], dim=1)
 
     @property
     def summed(self) -> Shapes:

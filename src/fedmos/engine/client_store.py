@@ -88,13 +88,13 @@ class ClientStore(Mapping[int, Vectors]):
         self.last, self._restored = last.clone(), clients
 
     def __getitem__(self, i: int) -> Vectors:
-        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0 or not self._is_stored_here(i):
+        if not self._rows or not 0 <= i < len(self.last) or self.last[i] < 0 or not self.stores(i):
             raise KeyError(i)
         return {name: v[0].cpu() for name, v in self.read(torch.tensor([i])).items()}
 
     def __iter__(self) -> Iterator[int]:
         known = (self.last >= 0).nonzero().flatten().tolist() if self._rows else []
-        return iter(i for i in known if self._is_stored_here(i))
+        return iter(i for i in known if self.stores(i))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -104,9 +104,10 @@ class ClientStore(Mapping[int, Vectors]):
         """Whether other ranks store some of the clients."""
         return self._share[1] > 1
 
-    def _is_stored_here(self, i: int) -> bool:
+    def stores(self, i: int) -> bool:
+        """Return whether the state of client i is stored here, and not by another rank or by the client itself."""
         rank, size = self._share
-        return i % size == rank
+        return bool(self._rows) and i % size == rank
 
 
 def _in_memory(initial: Vectors) -> int:

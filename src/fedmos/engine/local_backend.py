@@ -78,7 +78,7 @@ class LocalBackend:
         updates = partial.take_updates(gathered.rows, uploads)
         return CohortUpdate(
             sums=sums | {name: select(v, uploads) for name, v in gathered.rows.items()},
-            kept=kept,
+            kept=kept if W is None else kept.scaled(W),
             arrived=arrived,
             states=self._exchange.new_states(cohort.ids, uploads, partial),
             report=report if accepted is None else report[:, accepted.nonzero().flatten().to(report.device)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
@@ -12,15 +13,22 @@ from ..core.schedules import Schedule, factor_of
 Decay = float | Mapping[int, float] | Schedule
 
 
-def decayed(lr: float, decay: Decay) -> Callable[[int], float]:
+def decayed(lr: float, decay: Decay, rounds: int | None = None) -> Callable[[int], float]:
     """Return η_t as a function of the round.
 
     Args:
         lr: The step size before decay.
         decay: A factor per round, factors that apply from their round on, or a function that gives the factor.
+        rounds: The number of rounds, beyond which a function is not asked: its last factor stays. None for no bound.
     """
     if callable(decay):
-        return lru_cache(maxsize=1)(lambda t: lr * factor_of(decay, t))  # a round asks for it several times
+        last = math.inf if rounds is None else rounds - 1
+
+        @lru_cache(maxsize=1)  # a round asks for it several times
+        def scheduled(t: int) -> float:
+            return lr * factor_of(decay, int(min(t, last)))
+
+        return scheduled
     if isinstance(decay, Mapping):
         factors = {int(key): float(factor) for key, factor in decay.items()}
 

@@ -47,6 +47,8 @@ def merge_key(state: FederatedState) -> Hashable:
     if plan.engine == "loop" or task.model.mixes_samples:  # merged runs are evaluated in other batches
         return None
     data, model = task.data, task.model
+    if any(len(shape) > 1 and shape[-1] == model.size for shape in state.declaration.message.values()):
+        return None  # clients of one run share a matrix (n, D) of the message; those of several cannot
     key = (
         type(algorithm),
         tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),

@@ -44,6 +44,8 @@ class FederatedState:
     selector: Selector
     backend: Backend
     lr_decay: Decay = 1.0
+    rounds: int | None = None
+    """The number of rounds; None where it is not known."""
     availability: Availability | None = None
     system: System | None = None
     update_norms: bool = False
@@ -69,7 +71,7 @@ class FederatedState:
         self.numbers_up = len(sent_apart(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
         self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last)
-        self.lr = decayed(self.algorithm.lr, self.lr_decay)
+        self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
         self._lr_on_device: tuple[float, Tensor] | None = None
 
@@ -114,6 +116,11 @@ class FederatedState:
     def personal_model(self, i: int) -> Tensor | None:
         """Return the model of client i's own, on the CPU; None if the algorithm has none."""
         ids = torch.tensor([i])
+        if self.declaration.client_state and not self.clients.stores(i):
+            raise ValueError(
+                f"Cannot give client {i} a model of its own because its state is not stored in this process; use a "
+                "simulation on one rank"
+            )
         own = {name: v[0] if v.ndim > 1 else v for name, v in self.clients.read(ids).items()}
         K, p = self.task.steps(self.task.data.sizes[ids]), self.task.data.importance[ids]
         none = Cohort.of(ids[:0], p[:0], self.task.data)

@@ -78,7 +78,7 @@ class FlowerBackend:
         sums = total(partial.sums(), partial.rules, kept.weights, W)
         return CohortUpdate(
             sums=sums | {name: v[uploads.to(v.device)] for name, v in rows.items()},
-            kept=kept,
+            kept=kept if W is None else kept.scaled(W),
             arrived=arrived,
             states=(kept.ids, {}),
             report=self._report(arrived, given, received).to(given.x.device),

@@ -144,7 +144,7 @@ class Result(Snapshot):
             True
         """
         best = self._required_best()
-        light = RunInfo.from_json({**self.info, "light": True})
+        light = replace(RunInfo.from_json(self.info), light=True, client_accuracy=None)  # of the last model
         history = History(list(self.history)[: best.round])
         result = replace(self, params=best.params, history=history, server_state={}, clients={}, info=light, best=None)
         result.server_model = result._model = result._predictor = result._personal = None

@@ -153,6 +153,7 @@ class Run:
             selector=spec.selection,
             backend=make_backend(setting),
             lr_decay=spec.lr_decay,
+            rounds=spec.rounds,
             availability=spec.availability,
             system=spec.system,
             update_norms=spec.update_norms,
