@@ -1,7 +1,5 @@
 """LSTM layers."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -84,18 +82,10 @@ def train(model: nn.Module, **changes) -> fm.Result:
     return fm.run(model, data, fm.FedAvg(lr=0.1), fm.Full(), **how | changes)
 
 
-def test_a_users_lstm_trains_alike_on_both_engines():
-    model = Tagger()
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_users_lstm_trains_alike_on_both_engines(packed):
+    model = Tagger(packed)
     loop, batched = (train(model, engine=engine).model for engine in ("loop", "batched"))
     for name, p in model.named_parameters():
         assert not torch.equal(loop.get_parameter(name), p.double()), name
         assert torch.allclose(loop.get_parameter(name), batched.get_parameter(name), rtol=0, atol=1e-10), name
-
-
-def test_a_users_lstm_of_packed_sequences_trains_in_the_loop_and_says_so(caplog):
-    with caplog.at_level(logging.WARNING, logger="fedmos"):
-        result = train(Tagger(packed=True))
-    assert result.info["engine"] == "loop"
-    assert "cannot be vectorised" in caplog.text
-    with pytest.raises(ValueError, match="Cannot vectorise"):
-        train(Tagger(packed=True), engine="batched")

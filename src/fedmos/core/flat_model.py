@@ -18,6 +18,7 @@ from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
 from ..rng import fold
+from .cohort_recurrence import CohortRecurrence, is_vectorised
 from .dropout import SampleAxis, replace_dropout
 from .functional_dropout import FunctionalDropout
 from .input_layout import InputLayout
@@ -81,6 +82,8 @@ class FlatModel:
             replace_convolutions(self.module, precision)
         if device.type == "cuda":
             replace_pooling(self.module)
+        self.recurrent = any(isinstance(module, nn.RNNBase) for module in self.module.modules())
+        """Whether the module has recurrent layers."""
         self._places = [_places(self.module, name) for name, _ in trainable]
         self.layers = Layers({name: p.shape for name, p in trainable})
         self._shapes = [p.shape for _, p in trainable]
@@ -161,7 +164,8 @@ class FlatModel:
             inputs: A batch of inputs.
             keys: One key per sample for dropout.
         """
-        parts = zip(self._places, self.split(y) if isinstance(y, Tensor) else y, self._shapes, strict=True)
+        own = self.split(y) if isinstance(y, Tensor) else y
+        parts = zip(self._places, own, self._shapes, strict=True)
         values = {place: v.view(shape) for places, v, shape in parts for place in places}
         replaced: AbstractContextManager[Any] = nullcontext()
         if keys is not None:
@@ -170,7 +174,8 @@ class FlatModel:
                 layer.calls = 0
             if self.functional_positions is not None:
                 replaced = FunctionalDropout(fold(keys, len(self._dropout)), self.functional_positions)
-        with self._autocast(), replaced:
+        vectorised = self.recurrent and (is_vectorised(own[0]) or is_vectorised(inputs))
+        with self._autocast(), CohortRecurrence() if vectorised else nullcontext(), replaced:
             if self.layout is None:
                 returned = functional_call(self.module, values, (inputs,), tie_weights=False)
             else:

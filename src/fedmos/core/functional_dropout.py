@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..rng import fold
+from .cohort_recurrence import PaddedSizes
 from .dropout import SampleAxis, drop, kept_mask
 from .recurrent import RECURRENT, by_layer
 
@@ -110,7 +111,13 @@ class FunctionalDropout(TorchFunctionMode):
         return self._dropout(weights, dropout_p) @ value
 
     def _between_layers(self, p: float) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-        def packed(x: Tensor, sizes: Tensor) -> Tensor:
+        def packed(x: Tensor, sizes: Tensor | PaddedSizes) -> Tensor:
+            if isinstance(sizes, PaddedSizes):
+                like = x.new_empty(()).expand(sizes.B, sizes.T, *x.shape[1:])
+                kept = self._kept(like, p, position=SampleAxis())
+                if kept is None or p == 1:
+                    return x if kept is None else torch.zeros_like(x)
+                return drop(x, kept.transpose(0, 1).flatten(0, 1), p)
             # Row r is position `time` of the sequence `order`, counted from the longest.
             order = torch.cat([torch.arange(int(n)) for n in sizes]).to(x.device)
             time = torch.repeat_interleave(torch.arange(len(sizes)), sizes).to(x.device)

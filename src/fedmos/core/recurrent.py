@@ -10,7 +10,7 @@ from torch import Tensor
 
 Drop = Callable[[Tensor], Tensor]
 """Applies dropout to the outputs of a layer, (T, B, …) or (B, T, …)."""
-PackedDrop = Callable[[Tensor, Tensor], Tensor]
+PackedDrop = Callable[[Tensor, Any], Tensor]
 """Applies dropout to packed outputs, (rows, …), given the number of samples at each position."""
 
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)

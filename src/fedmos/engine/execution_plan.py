@@ -18,6 +18,8 @@ from typing import Any, Literal
 
 import torch
 
+from ..core.packing import why_not_padded
+from ..core.vectorisation_errors import explain
 from .batched import Batched
 from .batches import Chunk
 from .compile_time import CLOCK
@@ -30,6 +32,7 @@ _log = logging.getLogger("fedmos")
 
 _TIMING_SECONDS = 0.15
 """Seconds for timing one candidate, after its first call."""
+_SAMPLES_TRIED = 4
 _COMPILATION_GAIN = 0.3
 """The share of its time that a program usually saves when compiled."""
 
@@ -73,7 +76,11 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
     if problem is not None:
         if name != "auto":
             raise ValueError(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
-        _log.warning("Training client by client because the model or the loss cannot be vectorised: %s", problem)
+        _log.warning(
+            "Training client by client, which on a GPU takes many times as long, because the model or the loss cannot "
+            "be vectorised: %s",
+            problem,
+        )
         return _loop("the model or the loss cannot be vectorised")
     if name == "compiled" and not can_compile(task.model.device):
         raise ValueError("Cannot compile because this machine has no C++ compiler; use FEDMOS_ENGINE=batched")
@@ -223,8 +230,11 @@ def why_not_vectorised(task: Task) -> str | None:
         with torch.no_grad():
             ids = torch.arange(min(2, len(task.data)))
             Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), task.model.least_rows)
+            if task.model.recurrent:
+                some = torch.arange(min(_SAMPLES_TRIED, int(task.data.offsets[-1])), device=task.model.device)
+                return why_not_padded(task.model, task.samples(some)[0], task.equal_batches)
     except Exception as error:  # a user's module may raise anything here
-        return str(error).strip().split("\n")[0]
+        return explain(error, task.model.module)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Recurrent networks for text. Cells use elementary operations because `vmap` does not support `nn.LSTM`."""
+"""Recurrent networks for text. Cells use elementary operations."""
 
 from __future__ import annotations
 

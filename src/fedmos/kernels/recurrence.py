@@ -1,0 +1,158 @@
+"""Recurrent layers of a cohort.
+
+PyTorch's recurrent kernels take one set of weights, so `vmap` cannot give each client its own. Here, all clients and
+both directions advance together: one batched product for the inputs of all steps, then one per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from . import recurrence_ops  # registers the operators
+
+_GATES = recurrence_ops.GATES
+
+
+def recurrent_layers(
+    kind: str,
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    bias: bool,
+    layers: int,
+    directions: int,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs, (T, B, …), and the last states, (layers · directions, B, …), without dropout.
+
+    Args:
+        kind: A key of `GATES`.
+        x: The inputs, (T, B, …).
+        states: The initial states: h, and c of an LSTM.
+        weights: The parameters of all layers and directions, in the order of PyTorch.
+        bias: Whether there are biases.
+        layers: The number of layers.
+        directions: 2 if bidirectional, else 1.
+        lengths: If not None, the lengths of the sequences, (B,). Outputs after the end of a sequence are arbitrary.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    x, states, weights = x.to(dtype), [v.to(dtype) for v in states], [v.to(dtype) for v in weights]
+    count = len(weights) // (layers * directions)
+    ends = []
+    for layer in range(layers):
+        first = layer * directions
+        own = [_stack(weights[first * count + k :: count][:directions]) for k in range(count)]
+        start = [v[first : first + directions] for v in states]
+        x, end = _layer(kind, x, start, own, bias, lengths)
+        ends.append(end)
+    return x, [torch.cat(parts) for parts in zip(*ends, strict=True)]
+
+
+def _layer(
+    kind: str,
+    x: Tensor,
+    states: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    bias: bool,
+    lengths: Tensor | None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs and last states of one layer; weights and states have an axis of directions in front."""
+    w_input, w_state, *more = weights
+    (T, B, _), bidirectional = x.shape, len(w_state) == 2
+    both = torch.stack([x, _reversed(x, lengths)]) if bidirectional else x.unsqueeze(0)
+    gates = both.flatten(1, 2) @ w_input.mT
+    b_state = w_state.new_zeros((len(w_state), w_state.shape[1] if kind == "gru" else 0))
+    if bias:
+        gates = gates + (more[0] if kind == "gru" else more[0] + more[1]).unsqueeze(1)
+        b_state = more[1] if kind == "gru" else b_state
+    projection = more[-1] if len(more) in (1, 3) else w_state.new_zeros((len(w_state), 0, 0))
+    h, *cell = states
+    c = cell[0] if cell else h[..., :0]
+    gates = gates.unflatten(1, (T, B)).transpose(0, 1)
+    outputs, cells, _ = _Recurrence.apply(kind, gates, h, c, w_state, b_state, projection)  # type: ignore[no-untyped-call]
+    ends = [_last(v, lengths) for v in (outputs, cells)[: len(states)]]
+    if not bidirectional:
+        return outputs[:, 0], ends
+    return torch.cat([outputs[:, 0], _reversed(outputs[:, 1], lengths)], -1), ends
+
+
+def _stack(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0].unsqueeze(0) if len(parts) == 1 else torch.stack(list(parts))
+
+
+def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return sequences (T, B, …) in reverse order; padding after the end of a sequence stays."""
+    if lengths is None:
+        return x.flip(0)
+    t = torch.arange(len(x), device=x.device).unsqueeze(1)
+    steps = torch.where(t < lengths, lengths - 1 - t, t)
+    return x.gather(0, steps.unsqueeze(-1).expand(x.shape))
+
+
+def _last(states: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return the states (T, directions, B, …) after the last step of each sequence."""
+    if lengths is None:
+        return states[-1]
+    index = (lengths - 1).view(1, 1, -1, 1).expand(1, *states.shape[1:])
+    return states.gather(0, index)[0]
+
+
+# The time loop and its derivative. Under `vmap`, PyTorch calls the method `vmap` with tensors that have the client axis
+# at dimension in_dims[i]; clients and directions become one axis.
+
+
+class _Recurrence(Function):
+    @staticmethod
+    def forward(kind: str, *tensors: Tensor) -> Any:
+        return torch.ops.fedmos.recurrence(kind, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.kind, _, h, c, w, _, projection = inputs
+        outputs, cells, kept = output
+        ctx.mark_non_differentiable(kept)
+        ctx.save_for_backward(h, c, w, projection, outputs, cells, kept)
+
+    @staticmethod
+    def backward(ctx: Any, d_outputs: Tensor, d_cells: Tensor, _: Any) -> Any:
+        return None, *_RecurrenceBackward.apply(ctx.kind, d_outputs, d_cells, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, kind: str, *tensors: Tensor) -> Any:
+        merged = _merge_clients(info.batch_size, tensors, in_dims[1:], axes=(1, 0, 0, 0, 0, 0))
+        found = _Recurrence.apply(kind, *merged)  # type: ignore[no-untyped-call]
+        return tuple(v.unflatten(1, (info.batch_size, -1)) for v in found), (1, 1, 1)
+
+
+class _RecurrenceBackward(Function):
+    @staticmethod
+    def forward(kind: str, *tensors: Tensor) -> Any:
+        return torch.ops.fedmos.recurrence_backward(kind, *tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, kind: str, *tensors: Tensor) -> Any:
+        merged = _merge_clients(info.batch_size, tensors, in_dims[1:], axes=(1, 1, 0, 0, 0, 0, 1, 1, 1))
+        gates, *rest = _RecurrenceBackward.apply(kind, *merged)  # type: ignore[no-untyped-call]
+        split = (v.unflatten(0, (info.batch_size, -1)) for v in rest)
+        return (gates.unflatten(1, (info.batch_size, -1)), *split), (1, 0, 0, 0, 0, 0)
+
+
+def _merge_clients(M: int, tensors: Sequence[Tensor], dims: Sequence[int | None], axes: Sequence[int]) -> list[Tensor]:
+    """Return the tensors with the client axis, if they have one, merged into the axis of directions (`axes`)."""
+    merged = []
+    for v, dim, axis in zip(tensors, dims, axes, strict=True):
+        clients = v.unsqueeze(axis) if dim is None else v.movedim(dim, axis)
+        shape = list(clients.shape)
+        shape[axis] = M
+        merged.append(clients.expand(shape).flatten(axis, axis + 1))
+    return merged
