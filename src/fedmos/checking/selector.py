@@ -38,7 +38,9 @@ class FewAvailable(Availability):
 
 
 def _same_cohorts(a: list[Record], b: list[Record]) -> bool:
-    return [(r.cohort, r.weights) for r in a] == [(r.cohort, r.weights) for r in b]
+    return all(
+        (r.cohort, r.weights, r.uploaded) == (q.cohort, q.weights, q.uploaded) for r, q in zip(a, b, strict=True)
+    )
 
 
 @dataclass
