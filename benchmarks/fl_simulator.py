@@ -48,6 +48,7 @@ METHODS: Mapping[str, Callable[[], dict[str, Any]]] = {
     "FedSMOO": lambda: {"algorithm": fm.FedSMOO(lr=LR, rho=RHO, lam=0.1)},
     "FedHBM": lambda: {"algorithm": fm.FedHBM(lr=LR)},
     "FedMoS": lambda: {"algorithm": fm.FedMoS(lr=LR)},
+    "FedMoS-0.02": lambda: {"algorithm": fm.FedMoS(lr=0.02)},  # times 1/(1 − β) as far a round as FedAvg with LR
 }
 SPLITS = {
     "dirichlet-0.6": fm.partition.Dirichlet(alpha=0.6),
@@ -64,17 +65,22 @@ class HalfCropped(fm.Augment):
     """
 
     def __call__(self, x: Tensor, key: Tensor) -> Tensor:
-        moved = draws(key, 4)[:, 3] < 0.5
-        mean = _mean_colour(x.device)
-        shifted = super().__call__(x.to(torch.int16) - mean, key) + mean
-        unmoved = fm.Augment(crop=0, flip=self.flip)(x, key)
-        return torch.where(moved[:, None, None, None], shifted.to(x.dtype), unmoved)
+        chance, size = draws(key, 4), x.shape[-1]
+        shift = (chance[:, :2] * (2 * self.crop + 1)).to(torch.int64) - self.crop
+        shift = torch.where(chance[:, 3:] < 0.5, shift, 0)
+        places = torch.arange(size, device=x.device)
+        rows, columns = places + shift[:, :1], places + shift[:, 1:]
+        columns = torch.where(chance[:, 2:3] < 0.5, columns.flip(1), columns)
+        inside = ((rows >= 0) & (rows < size))[:, :, None] & ((columns >= 0) & (columns < size))[:, None]
+        flat = rows.clamp(0, size - 1)[:, :, None] * size + columns.clamp(0, size - 1)[:, None]
+        taken = x.flatten(2).gather(2, flat.flatten(1)[:, None].expand(-1, x.shape[1], -1)).view(x.shape)
+        return torch.where(inside[:, None], taken, _mean_colour(x.device))
 
 
 @cache
 def _mean_colour(device: torch.device) -> Tensor:
     """(3, 1, 1), copied once: a copy from the host cannot be part of a CUDA graph."""
-    return torch.tensor([round(255 * m) for m in MEAN], dtype=torch.int16, device=device)[:, None, None]
+    return torch.tensor([round(255 * m) for m in MEAN], dtype=torch.uint8, device=device)[:, None, None]
 
 
 def federation(split: str, fake: bool = False) -> fm.FederatedData:

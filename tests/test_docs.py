@@ -52,11 +52,13 @@ def test_tables_of_fl_simulator_s_setting_are_those_of_its_numbers():
     numbers = json.loads((folder / "data" / "fl-simulator.json").read_text("utf-8"))
     page = (folder / "fl-simulator.md").read_text("utf-8")
     assert build["filled"](page, numbers) == page
-    run = {"split": "one-class", "method": "FedMoS", "rounds": 300, "accuracy": {"100": 0.5, "300": 0.25}}
+    run = {"split": "dirichlet-0.6", "method": "FedMoS", "rounds": 300, "accuracy": {"60": 0.5, "300": 0.25}}
     build["add"](numbers, run | {"rounds": 299})
     assert build["filled"](page, numbers) == page  # not complete
-    build["add"](numbers, run)
-    assert "| FedMoS | 50.00 | diverged" in build["filled"](page, numbers)
+    build["add"](numbers, run | {"split": "one-class", "rounds": 119, "diverged": "client 3"})
+    assert "| FedMoS | 50.00 | diverged in round 120 |" in build["filled"](page, numbers)
+    numbers["runs"]["dirichlet-0.6"]["FedAvg"]["accuracy"]["300"] = 0.1234
+    assert "| FedAvg | 80.65 | 12.34 |" in build["filled"](page, numbers)
 
 
 def test_the_report_of_the_comparison_has_its_numbers():

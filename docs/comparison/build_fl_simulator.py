@@ -15,9 +15,10 @@ from typing import Any
 HERE = Path(__file__).parent
 NUMBERS, PAGE = HERE / "data" / "fl-simulator.json", HERE / "fl-simulator.md"
 METHODS = ("FedAvg", "SCAFFOLD", "FedCM", "MoFedSAM", "FedSpeed", "FedSMOO")
-ALL_METHODS = (*METHODS, "FedHBM", "FedMoS")
+ALL_METHODS = (*METHODS, "FedHBM", "FedMoS", "FedMoS-0.02")
 SPLITS = {"dirichlet-0.6": "Dirichlet 0.6", "dirichlet-0.1": "Dirichlet 0.1"}
 ROUNDS = (60, 120, 180, 240, 300)
+ONE_CLASS_ROUNDS = (60, 120, 200)
 
 Numbers = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
@@ -32,8 +33,9 @@ def main() -> None:
 
 
 def add(numbers: dict[str, Any], run: Numbers) -> None:
-    """Add a run that `benchmarks/fl_simulator.py train` wrote, if it reached the common round or diverged."""
-    if "accuracy" in run and (run["rounds"] >= numbers["round"] or "diverged" in run):
+    """Add a run that `benchmarks/fl_simulator.py train` wrote, if it reached the last round of a table or diverged."""
+    last = numbers["round"] if run["split"] in SPLITS else ONE_CLASS_ROUNDS[-1]
+    if run["rounds"] >= last or "diverged" in run:
         names = ("rounds", "precision", "seed", "device", "torch", "accuracy", "diverged")
         kept = {name: run[name] for name in names if name in run}
         numbers["runs"].setdefault(run["split"], {})[run["method"]] = kept
@@ -84,8 +86,8 @@ def curves(numbers: Numbers) -> tuple[list[str], Rows]:
 
 
 def one_class(numbers: Numbers) -> tuple[list[str], Rows]:
-    rows = [[m, *(measured(numbers, "one-class", m, t) for t in (100, 200, 300))] for m in ALL_METHODS]
-    return ["method", *(f"round {t}" for t in (100, 200, 300))], rows
+    rows = [[m, *(measured(numbers, "one-class", m, t) for t in ONE_CLASS_ROUNDS)] for m in ALL_METHODS]
+    return ["method", *(f"round {t}" for t in ONE_CLASS_ROUNDS)], rows
 
 
 def times(numbers: Numbers) -> tuple[list[str], Rows]:

@@ -171,10 +171,11 @@ def test_the_batch_in_finish_is_each_clients_last(quick):
     assert torch.allclose(*runs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [fm.FedCM(lr=0.1), fm.FedSpeed(lr=0.1)], ids=["FedCM", "FedSpeed"])
-def test_clipping_weight_decay_and_the_step_can_be_compiled(quick, monkeypatch, algorithm):
+@pytest.mark.parametrize("local", [None, fm.local.SAM(rho=0.1)], ids=["SGD", "SAM"])
+def test_clipping_weight_decay_and_the_step_can_be_compiled(quick, monkeypatch, local):
     """As on a GPU, where the model that all clients start from is also laid out as one row for each."""
-    how = {"dtype": torch.float64, "algorithm": algorithm, "clip": 0.01, "weight_decay": 0.1, "local_steps": 2}
+    how = {"dtype": torch.float64, "clip": 0.01, "weight_decay": 0.1, "local_steps": 2}
+    how |= {"algorithm": fm.FedCM(lr=0.1), "local": local}
     loop = quick(engine="loop", **how)
     monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
     monkeypatch.setattr(program.Program, "fuses", property(lambda self: self.compiles))

@@ -50,6 +50,10 @@ class Batched(LocalGradient):
         self._record(loss, Call(k, 0, k))
         return y_next
 
+    def climb(self, y: Tensor, g: Tensor) -> Tensor:
+        program = self.task.program
+        return program.climb(y, g, self.task.sam_radius) if program.fuses else super().climb(y, g)
+
     def move(self, y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
         return self.task.program.move(y, lr, d) if self.task.program.fuses else super().move(y, lr, d)
 

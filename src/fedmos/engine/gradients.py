@@ -72,8 +72,7 @@ class LocalGradient:
     def _compute(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         g = self._loss_gradient(y, batch, phase, b)
         if self.task.sam_radius:
-            norm = g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)  # a gradient of zero stays zero
-            g = self._loss_gradient(y + self.task.sam_radius * (g / norm), batch, phase, b)
+            g = self._loss_gradient(self.climb(y, g), batch, phase, b)
         return self._regularised(g, y)
 
     def _loss_gradient(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
@@ -89,6 +88,12 @@ class LocalGradient:
             norm = g.norm(dim=-1, keepdim=True)
             g = g * (self.task.clip / norm.clamp(min=self.task.clip))
         return g + self.task.weight_decay * y if self.task.weight_decay else g
+
+    def climb(self, y: Tensor, g: Tensor) -> Tensor:
+        """Return the point at SAM's radius from y along g; a subclass may do it faster."""
+        norm = g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)  # a gradient of zero stays zero
+        reached: Tensor = y + self.task.sam_radius * (g / norm)
+        return reached
 
     def descend(self, y: Tensor, lr: Tensor) -> Tensor:
         """Take a plain step, y − lr · g(y); a subclass may do it faster."""

@@ -32,7 +32,11 @@ class Program:
         self._weight_decay, self._clip = weight_decay, clip
         self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
         self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
-        self._regularisation, self._movement = Compiled(self._regularise), Compiled(_move)
+        self._regularisation, self._movement, self._ascent = (
+            Compiled(self._regularise),
+            Compiled(_move),
+            Compiled(_climb),
+        )
         self.descends = True
         """False once `descend` failed to compile."""
 
@@ -51,7 +55,8 @@ class Program:
     @property
     def seconds(self) -> float:
         """The time spent on compilation."""
-        return sum(p.seconds for p in (self._gradient, self._descent, self._regularisation, self._movement))
+        programs = (self._gradient, self._descent, self._regularisation, self._movement, self._ascent)
+        return sum(program.seconds for program in programs)
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         y = self._laid_out(y)
@@ -80,6 +85,12 @@ class Program:
         moved: Tensor = self._movement(y, lr, d)
         return moved
 
+    def climb(self, y: Tensor, g: Tensor, radius: float) -> Tensor:
+        """Return y + radius · g/‖g‖ in one pass after the norm's."""
+        norm = g.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)
+        reached: Tensor = self._ascent(y, g, norm, norm.new_full((), radius))
+        return reached
+
     def _laid_out(self, y: Tensor) -> Tensor:
         """Return y with a row of its own for each client on a GPU: shared rows would be compiled as another program."""
         return y.contiguous() if self.fuses else y
@@ -103,6 +114,10 @@ class Program:
 
 def _move(y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
     return y - lr * d
+
+
+def _climb(y: Tensor, g: Tensor, norm: Tensor, radius: Tensor) -> Tensor:
+    return y + radius * (g / norm)
 
 
 class CannotCompile(RuntimeError):
