@@ -20,6 +20,7 @@ from ..kernels.pooling import replace_pooling
 from ..rng import fold
 from .cohort_recurrence import CohortRecurrence, is_vectorised
 from .dropout import SampleAxis, replace_dropout
+from .embeddings import prepare_embeddings
 from .functional_dropout import FunctionalDropout
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
@@ -71,6 +72,7 @@ class FlatModel:
         if layout is not None:
             layout.check(model)
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
+        prepare_embeddings(self.module)
         self._dropout = replace_dropout(self.module)
         self._flags, self._output_function = TrainingFlags(self.module), outputs
         self.training_mode()

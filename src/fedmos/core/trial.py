@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .dropout import SampleAxis
+from .embeddings import scales_by_frequency
 from .flat_model import FlatModel, ForwardTrace
 from .module_kind import UnsuitableModel
 from .module_state import attributes, buffers, changed, holds_tensor
@@ -53,6 +54,8 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
             "The outputs of the model for a sample depend on the other samples of its batch, which in evaluation are "
             "not those of training"
         )
+    if scales_by_frequency(model.module):
+        model.mixes_samples = True
     _place_dropout(model, first, second, batch)
 
 

@@ -223,8 +223,8 @@ def why_not_vectorised(task: Task) -> str | None:
         return f"batches have different sizes and {task.loss.name} takes no mask (outputs, targets, mask)"
     if task.model.mixes_samples and not task.equal_batches:
         return (
-            "samples of a batch influence each other in the model (BatchNorm without running statistics?) and batches "
-            "of different sizes would be padded"
+            "samples of a batch influence each other in the model (BatchNorm without running statistics, "
+            "scale_grad_by_freq?) and batches of different sizes would be padded"
         )
     try:
         with torch.no_grad():

@@ -1,0 +1,28 @@
+"""Options of embedding layers that a run changes or refuses."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .module_kind import UnsuitableModel
+
+
+def prepare_embeddings(model: nn.Module) -> None:
+    """Turn sparse gradients off in place, because gradients are vectors here; refuse `max_norm`.
+
+    Raises:
+        UnsuitableModel: If a trained layer has `max_norm`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            if module.max_norm is not None and module.weight.requires_grad:
+                raise UnsuitableModel(
+                    f"Cannot train an embedding with max_norm ('{name}') because its forward pass changes its "
+                    "parameters in place; use max_norm=None, and normalise the rows that it returns"
+                )
+            module.sparse = False
+
+
+def scales_by_frequency(model: nn.Module) -> bool:
+    """Whether gradients are divided by how often a row occurs in the batch, so that samples influence each other."""
+    return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.scale_grad_by_freq for m in model.modules())
