@@ -328,3 +328,22 @@ def test_availability():
     assert seen == [([1, 4], 6)]
     assert result.history[0].cohort == [2, 5]
     assert result.history[0].uploaded == [5]
+
+
+@pytest.mark.parametrize("algorithm", [fm.Mime(lr=LR, beta=0.5), fm.Scaffold(lr=LR)], ids=lambda a: type(a).__name__)
+def test_late_and_bad_updates_with_an_extra_phase(algorithm):
+    """Late clients are left out of both phases, clients with bad updates are dropped: alike on both engines."""
+    problem = quadratic()
+    a, b = problem.samples[2]
+    problem.samples[2] = (1e200 * a, b)
+    speeds = fm.PerClient([1.0, 100, 100, 0.1, 100, 100, 100])
+    system = fm.System(speed=speeds, down=1e9, up=1e9, deadline=60)
+    given = {"system": system, "on_bad_update": "drop", "rounds": 4}
+    loop, batched = (run(problem, Thinning(), algorithm, engine=engine, **given) for engine in ("loop", "batched"))
+    torch.testing.assert_close(loop.params, batched.params, rtol=0, atol=1e-12)
+    assert bool(loop.params.isfinite().all())
+    for one, other in zip(loop.history, batched.history, strict=True):
+        assert one.uploaded == other.uploaded
+        assert 0 < len(one.uploaded) < 4
+        assert not set(one.uploaded) & {2, 3}
+        assert one.late == ([3] if 3 in one.cohort else [])
