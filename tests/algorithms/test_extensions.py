@@ -252,3 +252,53 @@ def test_reports_at_x_need_x():
     # A probe sends x itself, beside z.
     result = train(LOGISTIC, WithoutX(lr=0.1), "loop", fm.PowerOfChoice(m=2, d=3), rounds=1, **EPOCHS)
     assert result.history[0].bytes_down == (3 + 2) * D * 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherDtypes(fm.Algorithm):
+    """Returns random numbers, which are float64, and integers as they are."""
+
+    lr: float = 0.1
+    server_state = ("v", ("rounds", ()))
+    client_state = ("noise", ("rounds", ()))
+    down = ("x", "v")
+    up = ("delta", ("clients", ()))
+    reduce = {"A": ("delta", "w"), "clients": ("clients", "w")}
+
+    def init(self, x):
+        return {"rounds": torch.tensor(7)}
+
+    def start(self, c):
+        return c.x + 1e-3 * rng.normal(c.key, c.layers.size)
+
+    def direction(self, y, s, c, grad, k):
+        return grad(y) + 1e-3 * rng.normal(rng.fold(c.key, k), y.shape[-1]), s
+
+    def finish(self, y, s, c, grad):
+        noise = 1e-3 * rng.normal(c.key, c.layers.size)
+        upload = {"delta": y - c.x + noise, "clients": torch.ones_like(c.K, dtype=torch.int64)}
+        return upload, {"noise": noise, "rounds": (c.own["rounds"] + 1).long()}
+
+    def broadcast(self, x, state, ctx):
+        return {"v": state["v"].double()}
+
+    def server(self, x, state, agg, ctx):
+        noise = rng.normal(ctx.key, len(x))
+        return x + agg["A"] + 1e-3 * noise, {"v": noise, "rounds": (state["rounds"] + agg["clients"]).long()}
+
+    def evaluated(self, x, state, ctx):
+        return x + 0.1 * state["v"].double()
+
+    def personal(self, c):
+        return c.x + c.own["noise"].double()
+
+
+def test_what_methods_return_is_converted_to_the_dtype_of_the_run(quick):
+    runs = [quick(algorithm=OtherDtypes(), engine=engine) for engine in ("loop", "batched")]
+    same(*runs, tolerance=1e-5)
+    result = runs[0]
+    assert result.params.dtype == result.server_model.dtype == torch.float32
+    client = result.history[-1].cohort[0]
+    for v in (*result.server_state.values(), *result.client_state(client).values()):
+        assert v.dtype == torch.float32
+    assert {p.dtype for p in result.personal_model(client).parameters()} == {torch.float32}

@@ -8,6 +8,9 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.config import schema as config
+from fedmos.core.own_code import own_files
+from fedmos.run.info import RunInfo
+from fedmos.run.resume import check_unchanged
 from fedmos.storage import toml
 from helpers.own_classes import MINE, RUN
 
@@ -170,6 +173,27 @@ def test_files_next_to_it_can_be_imported(folder):
     (folder / "helper_of_a_test.py").write_text("SHARE = 0.125")
     (folder / "mine.py").write_text("from helper_of_a_test import SHARE\n" + MINE.replace("0.5\n", "SHARE\n", 1))
     assert spec_of(folder, algorithm={"name": "mine.py:Half", "lr": 0.1}).algorithm.share == 0.125
+
+
+def test_files_of_one_name_in_two_folders(folder):
+    """Each imports the file next to it, and both are compared when the run is resumed."""
+    for name, share in (("one", 0.25), ("two", 0.75)):
+        (folder / name).mkdir()
+        (folder / name / "helper_of_two.py").write_text(f"SHARE = {share}")
+        source = "from helper_of_two import SHARE\n" + MINE.replace("0.5\n", "SHARE\n", 1)
+        (folder / name / "mine.py").write_text(f"{source}\n# {name}\n")
+    parts = {
+        "algorithm": {"name": "one/mine.py:Half", "lr": 0.1},
+        "selection": {"name": "two/mine.py:First", "m": 2},
+    }
+    specs = [spec_of(folder, **parts), spec_of(folder, algorithm={"name": "two/mine.py:Half", "lr": 0.1})]
+    assert [spec.algorithm.share for spec in specs] == [0.25, 0.75]
+    before = RunInfo(options={}, own_code=own_files([specs[0].algorithm, specs[0].selection]))
+    assert len(before.own_code) == 2
+    check_unchanged(folder, before, before)
+    swapped = RunInfo(options={}, own_code=dict(zip(before.own_code, [*before.own_code.values()][::-1], strict=True)))
+    with pytest.raises(ValueError, match=r"mine\.py, which defines its own classes, has changed"):
+        check_unchanged(folder, before, swapped)
 
 
 def test_a_file_that_changes_is_loaded_again_and_leaves_no_cache(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -156,3 +156,31 @@ def test_what_is_no_chain_is_refused(local, sentence):
     with pytest.raises(ValueError) as caught:
         train(LOGISTIC, fm.FedAvg(lr=0.1), "loop", rounds=1, local=local, **EPOCHS)
     assert str(caught.value) == sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrinking(fm.Algorithm):
+    lr: float = 0.1
+
+    def direction(self, y, s, c, grad, k):
+        g = grad(y)
+        y.mul_(0.9)
+        return g, s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrinkingStep(fm.local.LocalOptimizer):
+    def update(self, d, y, s, lr, layers):
+        y.mul_(0.9)
+        return d, {}
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize(
+    ("algorithm", "local"),
+    [(Shrinking(), fm.local.SGD(momentum=0.9)), (fm.FedAvg(lr=0.1), ShrinkingStep())],
+    ids=["direction", "update"],
+)
+def test_a_model_that_is_changed_in_place_is_refused(quick, engine, algorithm, local):
+    with pytest.raises(ValueError, match=f"{type(algorithm).__name__}: .* must not change .* in place"):
+        quick(algorithm=algorithm, local=local, engine=engine)

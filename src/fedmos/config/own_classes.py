@@ -27,6 +27,8 @@ _KEYS = ("name", "loss", "metrics", "space")
 """Keys of tables under which a class or function of the user can be named."""
 _MAX_BYTES = 2**24
 _MAX_NAME = 4000
+_NEIGHBOURS: dict[str, Path] = {}
+"""The modules that files of the user have imported from their own folders, with these folders."""
 
 
 def is_own(name: Any) -> bool:
@@ -168,11 +170,21 @@ def _loading(where: str, source: str) -> Iterator[None]:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let the block import modules of a folder, as a script of that folder can."""
+    """Let the block import modules of a folder, as a script of that folder can.
+
+    A module of the same name that was imported from another folder is not taken for it.
+    """
+    for name, other in list(_NEIGHBOURS.items()):
+        root = name.partition(".")[0]
+        if other != folder and ((folder / f"{root}.py").exists() or (folder / root).is_dir()):
+            sys.modules.pop(name, None)
+    before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
+        new = {name: getattr(sys.modules[name], "__file__", None) for name in set(sys.modules) - before}
+        _NEIGHBOURS.update({name: folder for name, file in new.items() if file and folder in Path(file).parents})
         with suppress(ValueError):  # the user's code may have removed it
             sys.path.remove(str(folder))
 

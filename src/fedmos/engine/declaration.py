@@ -86,7 +86,9 @@ class Declaration:
         given = {name: v for name, v in given.items() if name in declared}
         check_shapes(self.algorithm, "init", given, declared)
         return {
-            name: given[name].reshape(shape) if name in given else torch.zeros(shape, dtype=x.dtype, device=x.device)
+            name: given[name].reshape(shape).to(x)
+            if name in given
+            else torch.zeros(shape, dtype=x.dtype, device=x.device)
             for name, shape in declared.items()
         }
 

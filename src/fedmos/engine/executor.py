@@ -155,6 +155,7 @@ class JobExecutor:
         M, declared = len(job.ids), self.declaration
         uploads = client_rows(declared, _METHODS[job.phase], uploads, declared.up(job.phase), grad.unrows, M)
         own = client_rows(declared, "finish", own, declared.client_state, grad.unrows, M)
+        uploads, own = ({name: v.to(x.dtype) for name, v in vectors.items()} for vectors in (uploads, own))
         return Outputs(uploads, own, self._sums(job, numbers, uploads), _report(job, uploads, own, grad)), grad.calls
 
     def _phase(

@@ -61,7 +61,7 @@ def _step(
         check_direction(algorithm, y_next, y)
         y_next = grad.move(y, c.lr, y_next)
     check_model(algorithm, method, y_next, y.shape)
-    return y_next, s
+    return y_next.to(y.dtype), s  # random numbers are float64
 
 
 def _start(algorithm: Algorithm, c: ClientContext) -> Tensor:
@@ -70,7 +70,7 @@ def _start(algorithm: Algorithm, c: ClientContext) -> Tensor:
         return c.x
     y = algorithm.start(c)
     check_start(algorithm, y, c)
-    return y
+    return y.to(c.K.dtype)
 
 
 def _versions(tensors: Vectors) -> dict[str, int]:

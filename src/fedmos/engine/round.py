@@ -181,7 +181,7 @@ def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vec
         message = state.algorithm.broadcast(state.x, named(state.algorithm, "state", server_state), ctx)
     check_shapes(state.algorithm, "broadcast", message, declared, some=False)
     # A captured graph identifies vectors by their order.
-    return {name: message[name].reshape(shape) for name, shape in declared.items()}
+    return {name: message[name].reshape(shape).to(state.x) for name, shape in declared.items()}
 
 
 async def server_step(
@@ -209,6 +209,7 @@ async def server_step(
     check_pair(state.algorithm, "server", returned)
     x, new = returned
     check_model(state.algorithm, "server", x, state.x.shape)
+    x = x.to(state.x)
     server_state = before | _checked_state(state, "server", new)
     evaluated = state.evaluated_model(x, server_state, update.kept)
     changed = [x, evaluated, *(v for name, v in server_state.items() if v is not state.server_state[name])]
@@ -241,10 +242,10 @@ def _abandoned(
 
 
 def _checked_state(state: FederatedState, method: str, new: Vectors) -> Vectors:
-    """Return new server state in the declared shapes."""
+    """Return new server state in the declared shapes and the dtype of the model."""
     declared = state.declaration.server_state
     check_shapes(state.algorithm, method, new, declared)
-    return {name: v.reshape(declared[name]) for name, v in new.items()}
+    return {name: v.reshape(declared[name]).to(state.x) for name, v in new.items()}
 
 
 async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetrics:

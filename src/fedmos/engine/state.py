@@ -111,7 +111,7 @@ class FederatedState:
             given = named(self.algorithm, "state", server_state)
             model = self.algorithm.evaluated(x, given, self.context(cohort))
         check_model(self.algorithm, "evaluated", model, x.shape)
-        return model
+        return model.to(x)
 
     def personal_model(self, i: int) -> Tensor | None:
         """Return the model of client i's own, on the CPU; None if the algorithm has none."""
@@ -133,7 +133,7 @@ class FederatedState:
         if model is None:
             return None
         check_model(self.algorithm, "personal", model, self.x.shape)
-        return model.cpu()
+        return model.to(self.x.dtype).cpu()
 
     def snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         """Return everything that a checkpoint stores, on the CPU."""

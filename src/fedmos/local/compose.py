@@ -142,6 +142,7 @@ class _Composed(Algorithm):
         return s
 
     def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
+        before = y._version
         got: Any = self.direction(y, _without(s), c, grad, k)
         if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
             raise ValueError(
@@ -152,6 +153,11 @@ class _Composed(Algorithm):
         for link in self._local_chain:
             d, state = link.update(d, y, s, c)
             s_next = s_next | state
+        if y._version != before:
+            raise ValueError(
+                f"{type(self).__name__}: 'direction' and local optimisers must not change y in place (y -= …, add_, "
+                "v[i] = …); use a new tensor (y = y - …) or a clone"
+            )
         return y - c.lr * d, s_next
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:

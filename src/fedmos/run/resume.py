@@ -42,9 +42,15 @@ def check_unchanged(folder: Path, before: RunInfo, now: RunInfo) -> None:
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """The files of own classes whose content differs from that of the file of the same name in the earlier part."""
-    old = {Path(path).name: sha256 for path, sha256 in before.items()}
-    return (path for path, sha256 in now.items() if old.get(Path(path).name, sha256) != sha256)
+    """The files of own classes whose content differs from that in the earlier part.
+
+    A file that has another path now is compared with the files of its name.
+    """
+    for path, sha256 in now.items():
+        of_name = [old for other, old in before.items() if Path(other).name == Path(path).name]
+        known = [before[path]] if path in before else of_name
+        if known and sha256 not in known:
+            yield path
 
 
 def _changes(before: RunInfo, now: RunInfo) -> Iterator[_Change]:
