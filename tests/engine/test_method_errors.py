@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
@@ -59,35 +58,6 @@ def test_a_resumed_run_names_the_mistake(quick, kind, tmp_path):
 def test_a_personal_model_has_the_shape_of_a_model(quick):
     with pytest.raises(ValueError, match="WrongPersonal: 'personal' must return a model of shape"):
         quick(algorithm=WrongPersonal(), rounds=1).personal_model(0)
-
-
-class NoisyModel(torch.nn.Linear):
-    def forward(self, x):
-        return super().forward(x.flatten(1) + 0.01 * torch.randn_like(x.flatten(1)))
-
-
-class Noisy(fm.Selector):
-    def __init__(self, generator):
-        self.generator = generator
-
-    def select(self, view):
-        if self.generator == "PyTorch's":
-            torch.rand(1)
-        else:
-            np.random.rand()  # noqa: NPY002
-        return [0, 1], [0.5, 0.5]
-
-
-def test_a_model_that_draws_is_named_beside_an_algorithm_with_its_own_step(quick):
-    with pytest.raises(ValueError, match="Cannot train the model because it draws from PyTorch's global generator"):
-        quick(model=NoisyModel(64, 10), algorithm=fm.FedProx(lr=0.1, mu=0.1), engine="loop")
-
-
-@pytest.mark.parametrize("generator", ["PyTorch's", "NumPy's"])
-def test_a_selector_that_draws_globally_is_named(quick, generator):
-    sentence = f"Noisy: 'select' must not draw from {generator} global generator because its runs would not repeat; use"
-    with pytest.raises(ValueError, match=sentence):
-        quick(selection=Noisy(generator))
 
 
 def test_known_names_are_those_of_a_dictionary():
