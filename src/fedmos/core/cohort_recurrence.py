@@ -10,23 +10,14 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
+from ..kernels.client_axis import is_vectorised
 from ..kernels.recurrence import recurrent_layers
 from ..kernels.switch import Switch
 from .recurrent import RECURRENT
 
 _KINDS = dict(zip(RECURRENT, ("lstm", "gru", "rnn_tanh", "rnn_relu"), strict=True))
-
-
-def is_vectorised(x: object) -> bool:
-    """Whether `vmap` added an axis to the tensor."""
-    while isinstance(x, Tensor) and is_functorch_wrapped_tensor(x):
-        if is_batchedtensor(x):
-            return True
-        x = get_unwrapped(x)
-    return False
 
 
 longer = Switch("longer")

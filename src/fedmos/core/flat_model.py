@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..algorithm import Layers
+from ..kernels.client_axis import is_vectorised
 from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
+from ..kernels.transposed_convolution import replace_transposed_convolutions
 from ..rng import fold
-from .cohort_recurrence import CohortRecurrence, is_vectorised
+from .cohort_recurrence import CohortRecurrence
 from .dropout import SampleAxis, replace_dropout
 from .embeddings import prepare_embeddings
 from .functional_dropout import FunctionalDropout
@@ -84,6 +86,7 @@ class FlatModel:
             replace_convolutions(self.module, precision)
         if device.type == "cuda":
             replace_pooling(self.module)
+            replace_transposed_convolutions(self.module)
         self.recurrent = any(isinstance(module, nn.RNNBase) for module in self.module.modules())
         """Whether the module has recurrent layers."""
         self._places = [_places(self.module, name) for name, _ in trainable]
