@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..algorithm import Layers
+from ..kernels.attention import in_transform
 from ..kernels.client_axis import is_vectorised
 from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
@@ -21,9 +22,11 @@ from ..kernels.pooling import replace_pooling
 from ..kernels.transposed_convolution import replace_transposed_convolutions
 from ..rng import fold
 from .cohort_recurrence import CohortRecurrence
+from .constant_reads import ConstantReads
 from .dropout import SampleAxis, replace_dropout
 from .embeddings import prepare_embeddings
 from .functional_dropout import FunctionalDropout
+from .hugging_face import support_vmap
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
 from .module_kind import check_batch_norm, plain_module
@@ -76,12 +79,16 @@ class FlatModel:
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         prepare_embeddings(self.module)
         self._dropout = replace_dropout(self.module)
+        support_vmap(self.module)
         self._flags, self._output_function = TrainingFlags(self.module), outputs
         self.training_mode()
         self.mixes_samples = check_batch_norm(self.module)
         """Whether the output of a sample depends on the other samples of its batch."""
         self.functional_positions: dict[int, SampleAxis] | None = None
         """Where the samples are in each call of functional dropout; None if the module calls none."""
+        self.has_cohort_functions = False
+        """Whether the module calls functions, such as attention, that are replaced when it is vectorised."""
+        self._reads: dict[object, ConstantReads] = {}
         if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
             replace_convolutions(self.module, precision)
         if device.type == "cuda":
@@ -172,14 +179,12 @@ class FlatModel:
         own = self.split(y) if isinstance(y, Tensor) else y
         parts = zip(self._places, own, self._shapes, strict=True)
         values = {place: v.view(shape) for places, v, shape in parts for place in places}
-        replaced: AbstractContextManager[Any] = nullcontext()
         if keys is not None:
             for number, (name, layer) in enumerate(self._dropout.items()):
                 values[name] = fold(keys, number)
                 layer.calls = 0
-            if self.functional_positions is not None:
-                replaced = FunctionalDropout(fold(keys, len(self._dropout)), self.functional_positions)
         vectorised = self.recurrent and (is_vectorised(own[0]) or is_vectorised(inputs))
+        replaced = self._replaced_functions(own, inputs, keys)
         with self._autocast(), CohortRecurrence() if vectorised else nullcontext(), replaced:
             if self.layout is None:
                 returned = functional_call(self.module, values, (inputs,), tie_weights=False)
@@ -187,6 +192,18 @@ class FlatModel:
                 named = self.layout.unpack(inputs, self.dtype)
                 returned = functional_call(self.module, values, (), named, tie_weights=False)
         return pick_output(returned, self._output_function).to(self.dtype)
+
+    def _replaced_functions(
+        self, own: tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None
+    ) -> AbstractContextManager[Any]:
+        """Return the context in which dropout has masks from `keys` and attention is that of a cohort, if needed."""
+        cohort = self.has_cohort_functions and in_transform()
+        reads = None
+        if cohort and is_vectorised(own[0]) and is_vectorised(inputs):
+            reads = self._reads.setdefault((tuple(inputs.shape), self.training), ConstantReads()).begin()
+        if keys is not None and self.functional_positions is not None:
+            return FunctionalDropout(fold(keys, len(self._dropout)), self.functional_positions, reads=reads)
+        return FunctionalDropout(None, {}, reads=reads) if cohort else nullcontext()
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
@@ -197,8 +214,9 @@ class FlatModel:
         for layer in self._dropout.values():
             layer.recorded = []
         try:
-            with FunctionalDropout(None, {}, functional):
+            with FunctionalDropout(None, {}, functional) as mode:
                 outputs = self(y, inputs)
+            self.has_cohort_functions |= mode.needed_by_cohorts
             return ForwardTrace(
                 outputs, {name: layer.recorded or [] for name, layer in self._dropout.items()}, functional
             )

@@ -2,7 +2,7 @@
 
 Within `FunctionalDropout`, `F.dropout` and its relatives, `F.scaled_dot_product_attention`,
 `F.multi_head_attention_forward` and recurrent layers draw their masks from keys instead of the
-global generator.
+global generator. Attention is computed by `kernels.attention`, for a whole cohort under `vmap`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..kernels.attention import attention
 from ..rng import fold
 from .cohort_recurrence import PaddedSizes
+from .constant_reads import READS, ConstantReads
 from .dropout import SampleAxis, drop, kept_mask
 from .recurrent import RECURRENT, by_layer
 
@@ -30,7 +32,11 @@ class FunctionalDropout(TorchFunctionMode):
     """Replaces functional dropout within the context."""
 
     def __init__(
-        self, keys: Tensor | None, positions: Mapping[int, SampleAxis], recorded: list[Tensor] | None = None
+        self,
+        keys: Tensor | None,
+        positions: Mapping[int, SampleAxis],
+        recorded: list[Tensor] | None = None,
+        reads: ConstantReads | None = None,
     ) -> None:
         """Make the context of one forward pass.
 
@@ -38,14 +44,21 @@ class FunctionalDropout(TorchFunctionMode):
             keys: One key per sample.
             positions: By the number of the call, where the samples are; on the first axis where there is no entry.
             recorded: If not None, nothing is dropped, and the numbers that each call is applied to are collected here.
+            reads: Reads the values of tensors where clients and samples are vectorised.
         """
         super().__init__()
         self._keys, self._positions, self._recorded, self._calls = keys, positions, recorded, 0
+        self._reads = reads
+        self.needed_by_cohorts = False
+        """Whether the forward pass used attention or read values of tensors, which a cohort's program does in here."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func not in _REPLACED:
             return func(*args, **kwargs)
+        if func in READS:
+            self.needed_by_cohorts = True
+            return func(*args, **kwargs) if self._reads is None else self._reads.read(func, args, kwargs)
         if func in (torch.dropout, torch.dropout_):
             kwargs = {"training" if name == "train" else name: v for name, v in kwargs.items()}
             return self._dropout(*args, **kwargs | {"inplace": func == torch.dropout_})
@@ -56,6 +69,7 @@ class FunctionalDropout(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
+            self.needed_by_cohorts = True
             replaced = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention}
             # Another mode, as of `make_fx`, must not get the function as a whole.
             return _with_globals(func, replaced | {"has_torch_function": lambda tensors: False})(*args, **kwargs)
@@ -103,8 +117,9 @@ class FunctionalDropout(TorchFunctionMode):
         is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
+        self.needed_by_cohorts = True
         if dropout_p == 0:
-            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **more)
+            return attention(query, key, value, attn_mask, is_causal, **more)
         if more.get("enable_gqa"):
             key, value = (v.repeat_interleave(query.shape[-3] // v.shape[-3], -3) for v in (key, value))
         weights = _attention_weights(query, key, attn_mask, is_causal, more.get("scale"))
@@ -131,6 +146,7 @@ class FunctionalDropout(TorchFunctionMode):
 _DROPOUT = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _REPLACED = frozenset(
     {
+        *READS,
         *(torch.dropout, torch.dropout_, *_DROPOUT, F.alpha_dropout, F.feature_alpha_dropout),
         *(F.scaled_dot_product_attention, F.multi_head_attention_forward, *RECURRENT),
     }

@@ -137,7 +137,9 @@ class Evaluator:
         Inputs and targets are (1 or R, n, …): the same samples for all models, or each model's own.
         """
         if self._vectorised:
-            same = len(inputs) == 1
+            if self._task.model.has_cohort_functions:  # what it reads in Python must be constants
+                inputs, targets = (v.expand(len(xs), *v.shape[1:]) for v in (inputs, targets))
+            same = len(inputs) == 1 and not self._task.model.has_cohort_functions
             own, given = (None, (inputs[0], targets[0])) if same else (0, (inputs, targets))
             scores: Tensor = vmap(self._score, in_dims=(0, own, own))(xs, *given)
             return scores

@@ -1,1 +1,1 @@
-"""Layers and Triton kernels for the convolutions, pooling and recurrence of a cohort, where PyTorch's are slow."""
+"""Layers and Triton kernels for convolution, pooling, attention and recurrence of a cohort, where PyTorch is slow."""

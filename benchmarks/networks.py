@@ -1,0 +1,238 @@
+"""Time per round of networks that users write: `python benchmarks/networks.py [NETWORK ...]`.
+
+For each network, in one process after warm-up, FedAvg with 20 clients in every round and 5 steps each:
+
+    loop      engine="loop"
+    auto      engine="auto" in a run of 120 rounds, and the engine that it chose
+    central   one model on as many samples as the whole cohort, times the number of steps: close to the upper bound of a
+              federated round. On a GPU the step is compiled and captured as a CUDA graph
+
+Data is random: only shapes matter. Times are medians over rounds. On a CPU, or with --small, networks are small.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fedmos as fm
+from fedmos.engine.malloc import keep_memory
+
+CLIENTS, STEPS, ROUNDS = 20, 5, 120
+
+
+@dataclass(frozen=True)
+class Size:
+    """The size of a network and of its inputs."""
+
+    width: int
+    layers: int
+    length: int
+    """The length of a sequence, or the side of an image."""
+    batch: int
+    classes: int = 10
+    tokens: int = 1000
+
+
+@dataclass(frozen=True)
+class Network:
+    model: Callable[[Size], nn.Module]
+    inputs: Callable[[Size, int, np.random.Generator], np.ndarray]
+    """(size, number of samples, generator) → inputs."""
+    large: Size
+    small: Size
+
+    def federation(self, size: Size) -> fm.FederatedData:
+        rng, n = np.random.default_rng(0), 2 * size.batch
+        pairs = [(self.inputs(size, n, rng), rng.integers(size.classes, size=n)) for _ in range(CLIENTS)]
+        return fm.FederatedData.from_arrays(pairs)
+
+
+def tokens(size: Size, n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.integers(1, size.tokens, size=(n, size.length))
+
+
+def images(size: Size, n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((n, 3, size.length, size.length), dtype=np.float32)
+
+
+class Gpt(nn.Module):
+    """`nn.TransformerEncoderLayer` with a causal mask; classifies by the last position."""
+
+    mask: Tensor
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(size.tokens, size.width)
+        self.place = nn.Parameter(0.02 * torch.randn(size.length, size.width))
+        layer = nn.TransformerEncoderLayer(size.width, size.width // 32, 4 * size.width, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, size.layers, enable_nested_tensor=False)
+        self.score = nn.Linear(size.width, size.classes)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.length))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers(self.embed(x) + self.place, self.mask)
+        return self.score(x[:, -1])  # type: ignore[no-any-return]
+
+
+class VitBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = width // 32
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(self.before(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.merge(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.between(x))  # type: ignore[no-any-return]
+
+
+class Vit(nn.Module):
+    """Patches of 4 × 4, `F.scaled_dot_product_attention`, no dropout."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, size.width, 4, 4)
+        self.place = nn.Parameter(0.02 * torch.randn((size.length // 4) ** 2, size.width))
+        self.blocks = nn.Sequential(*(VitBlock(size.width) for _ in range(size.layers)))
+        self.score = nn.Linear(size.width, size.classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2) + self.place
+        return self.score(self.blocks(x).mean(1))  # type: ignore[no-any-return]
+
+
+def bert(size: Size) -> nn.Module:
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=size.tokens,
+        hidden_size=size.width,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.width // 32,
+        intermediate_size=4 * size.width,
+        max_position_embeddings=size.length,
+        num_labels=size.classes,
+    )
+    model: nn.Module = transformers.BertForSequenceClassification(config)
+    return model.train()
+
+
+NETWORKS = {
+    "gpt": Network(Gpt, tokens, Size(256, 4, 128, 16), Size(32, 2, 16, 4)),
+    "vit": Network(Vit, images, Size(192, 6, 32, 32), Size(32, 2, 16, 4)),
+    "bert-tiny": Network(bert, tokens, Size(128, 2, 128, 16), Size(32, 2, 16, 4)),
+}
+
+
+def logits(returned: Any) -> Tensor:
+    scores: Tensor = returned if isinstance(returned, Tensor) else returned.logits
+    return scores
+
+
+def ours(network: Network, size: Size, engine: str, device: str, rounds: int) -> tuple[float, str]:
+    """Return the median time of a round of `fm.run`, and the engine."""
+    marks: list[float] = []
+
+    def mark(record: fm.Record) -> None:
+        synchronise()
+        marks.append(time.perf_counter())
+        if len(marks) > rounds + 2:
+            raise KeyboardInterrupt
+
+    torch.manual_seed(0)
+    how = {"rounds": ROUNDS, "local_steps": STEPS, "batch_size": size.batch, "eval_every": 10**6, "device": device}
+    result = fm.run(
+        network.model(size),
+        network.federation(size),
+        fm.FedAvg(lr=0.01),
+        fm.Full(),
+        engine=engine,
+        callbacks=[mark],
+        **how,  # type: ignore[arg-type]
+    )
+    chosen = result.info["engine"] + (", compiled" if result.info["compiled"] else "")
+    return statistics.median(np.diff(marks[2:])), chosen
+
+
+def central(network: Network, size: Size, device: str, rounds: int) -> float:
+    """Return the median time of the steps of a centralised model on the cohort's samples."""
+    torch.manual_seed(0)
+    model = network.model(size).to(device)
+    parameters = list(model.parameters())
+    pairs = network.federation(size)
+    x, y = pairs.x[: CLIENTS * size.batch].to(device), pairs.y[: CLIENTS * size.batch].to(device)
+    call: Any = torch.compile(model) if device == "cuda" else model
+
+    def step() -> None:
+        g = torch.autograd.grad(F.cross_entropy(logits(call(x)), y), parameters, allow_unused=True)
+        with torch.no_grad():
+            changed = [(p, v) for p, v in zip(parameters, g, strict=True) if v is not None]
+            torch._foreach_sub_([p for p, _ in changed], [v for _, v in changed], alpha=0.01)
+
+    play = captured(step) if device == "cuda" else step
+    taken = []
+    for _ in range(rounds + 1):
+        synchronise()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            play()
+        synchronise()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken[1:])
+
+
+def captured(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that replays the step as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"any of {', '.join(NETWORKS)}")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--small", action="store_true", default=not torch.cuda.is_available())
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    keep_memory()
+    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {where}; ms a round, median of {given.rounds} rounds\n")
+    headings = ("network", "loop", "auto", "chosen", "central", "auto / central", "loop / auto")
+    print("| " + " | ".join(headings) + " |\n" + "|---" * len(headings) + "|")
+    for name in given.networks:
+        network = NETWORKS[name]
+        size = network.small if given.small else network.large
+        loop, _ = ours(network, size, "loop", device, given.rounds)
+        auto, chosen = ours(network, size, "auto", device, given.rounds)
+        best = central(network, size, device, given.rounds)
+        times = f"{1e3 * loop:.1f} | {1e3 * auto:.1f} | {chosen} | {1e3 * best:.1f}"
+        print(f"| {name} | {times} | {auto / best:.2f} | {loop / auto:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
