@@ -198,6 +198,30 @@ def test_engines_are_compared_whatever_the_environment_says(monkeypatch):
     assert os.environ["FEDMOS_ENGINE"] == "loop"
 
 
+@pytest.mark.parametrize("field", ["up", "down"])
+def test_bytes_are_compared_with_what_is_sent(monkeypatch, field):
+    wrong = property(lambda self: 1) if field == "down" else lambda self, t, reports: 1
+    monkeypatch.setattr(f"fedmos.engine.cost.Wire.{field}", wrong)
+    found = fm.check(fm.GHBM(lr=0.1))
+    assert len(found) == 1
+    assert found[0].startswith(f"GHBM: '{field}' must declare what is sent, but round 1 counts ")
+
+
+class OtherDtypes(Mistake):
+    """What is sent and kept has the dtype of the model in the end."""
+
+    client_state = (("rounds", ()),)
+    up = ("delta", "mask")
+    reduce = {"A": ("delta", "w"), "share": ("mask", "avg")}
+
+    def finish(self, y, s, c, grad):
+        return {"delta": (y - c.x).float(), "mask": y > c.x}, {"rounds": (c.own["rounds"] + 1).long()}
+
+
+def test_other_dtypes_are_no_mistake():
+    assert fm.check(OtherDtypes()) == []
+
+
 def test_names_with_digits_are_told_apart():
     found = Findings(fm.FedAvg(lr=0.1))
     for name in ("n1", "n2"):

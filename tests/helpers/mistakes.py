@@ -349,13 +349,6 @@ class OwnGenerator(Mistake):
         return grad(y) + torch.randn(y.shape[-1], generator=self.generator, dtype=y.dtype), s
 
 
-class SentAsBoolean(Mistake):
-    up = ("delta", "mask")
-
-    def finish(self, y, s, c, grad):
-        return {"delta": y - c.x, "mask": y > c.x}, {}
-
-
 class Raising(Mistake):
     def direction(self, y, s, c, grad, k):
         return grad(y)[7:] + y, s
@@ -399,7 +392,6 @@ FOUND = {
     KeepsOnSelf: "KeepsOnSelf: 'finish' must not keep values on self, got a new 'self.last_y'",
     KeepsOnClass: "KeepsOnClass: 'server' must return the same for the same arguments, but a second call differs",
     OwnGenerator: "OwnGenerator: 'direction' must return the same for the same arguments, but a second call differs",
-    SentAsBoolean: "SentAsBoolean: 'finish' must return 'mask' in the dtype of the model",
     Raising: "Raising: 'direction' raises RuntimeError: The size of tensor",
     NotFinite: "NotFinite: the run raises DivergenceError: The server's step in round 1 is not finite",
     WrongPersonal: "WrongPersonal: 'personal' must return a model of shape",

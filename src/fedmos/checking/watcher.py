@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..algorithm import Context
 from ..engine.context import CohortContext
-from ..engine.declaration import wrong_dtype
 from ..engine.named_tensors import changed_in_place
 from ..engine.watch import GeneratorStates, contract_of, draws_globally
 from ..local.optimizer import LocalOptimizer
@@ -31,8 +30,6 @@ _RETURNED = {
     "finish": ("upload", "own"),
 }
 """By client method of an algorithm, the names of what it returns."""
-_STORED = {"init": (0,), "prepare": (0,), "broadcast": (0,), "finish": (0, 1), "server": (1,), "idle": (0,)}
-"""By method, which of its values are stored or sent."""
 
 
 class TraceKey(NamedTuple):
@@ -57,7 +54,7 @@ class MethodWatcher:
         self.trace: Trace = {}
         """What the client methods of an algorithm returned, in the order of the calls."""
         self.messages: dict[int, int] = {}
-        """By round, the bytes that `broadcast` returned."""
+        """By round, how many numbers `broadcast` returned."""
 
     def __call__(self, obj: Any, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         names = list(inspect.signature(getattr(contract_of(type(obj)), method)).parameters)[1:]
@@ -71,9 +68,8 @@ class MethodWatcher:
         pure &= self._writes_nothing(obj, method, given, before)
         if pure:
             self._repeats(obj, method, result, call(*again))
-        self._check_dtypes(obj, method, result)
         if method == "broadcast":
-            self.messages[int(given["ctx"].t)] = sum(v.nbytes for v in result.values() if isinstance(v, Tensor))
+            self.messages[int(given["ctx"].t)] = sum(v.numel() for v in result.values() if isinstance(v, Tensor))
         if method in _RETURNED and isinstance(given["c"], CohortContext):
             self._record(method, given["c"], int(given.get("k", -1)), result)
         return result
@@ -116,14 +112,6 @@ class MethodWatcher:
                 f"differs; {_declare(obj)}, and draw random numbers from fedmos.rng",
                 "varies",
             )
-
-    def _check_dtypes(self, obj: Any, method: str, result: Any) -> None:
-        """Refuse integers and booleans where numbers of the model's dtype are stored, sent and counted."""
-        for position in _STORED.get(method, ()):
-            value = result[position] if isinstance(result, tuple) else result
-            for name, v in value.items() if isinstance(value, Mapping) else ():
-                if isinstance(v, Tensor) and v.dtype != torch.float64:
-                    self._findings.add(str(wrong_dtype(obj, method, name, v)))
 
     def _record(self, method: str, c: CohortContext, k: int, result: Any) -> None:
         """Record what a method returned for each client of the cohort."""

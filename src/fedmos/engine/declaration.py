@@ -232,14 +232,6 @@ def wrong_shape(algorithm: Algorithm, method: str, name: str, shape: tuple[int, 
     )
 
 
-def wrong_dtype(algorithm: Algorithm, method: str, name: str, got: Tensor) -> ValueError:
-    """Return the error for a tensor of booleans or integers where numbers are sent or stored."""
-    return ValueError(
-        f"{type(algorithm).__name__}: '{method}' must return '{name}' in the dtype of the model, in which it is "
-        f"stored, sent and counted, got {got.dtype}; use .to(y.dtype) or .to(x.dtype)"
-    )
-
-
 def _kind(v: Any) -> str:
     if isinstance(v, Tensor):
         return f"a tensor of shape {tuple(v.shape)}"
@@ -268,7 +260,5 @@ def client_rows(
             whole = (M, *column) if M > 1 or (isinstance(v, Tensor) and v.ndim > len(column)) else column
             hint = "; use dim=-1, keepdim=True" if shape == () else ""
             raise ValueError(f"{wrong_shape(algorithm, method, name, whole, v)}{hint}")
-        if rows.dtype == torch.bool:
-            raise wrong_dtype(algorithm, method, name, rows)
         found[name] = rows.reshape(M, *shape)
     return found
