@@ -153,3 +153,11 @@ def test_a_saved_result_continues(quick, tmp_path):
     quick(rounds=2).save(tmp_path)
     longer = quick(rounds=4, out=tmp_path, resume=True)
     assert (longer.params == quick(rounds=4).params).all()
+
+
+def test_functions_of_one_name_that_differ_are_two_methods(quick):
+    """Both are called <lambda>."""
+    results = [quick(seed=seed, lr_decay=lambda t, seed=seed: 0.5 + 0.1 * seed) for seed in (0, 1)]
+    assert len(fm.plot(results).axes[0].lines) == 2
+    same = [quick(seed=seed, lr_decay=lambda t: 0.5) for seed in (0, 1)]
+    assert len(fm.plot(same).axes[0].lines) == 1

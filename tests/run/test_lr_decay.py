@@ -120,3 +120,8 @@ def test_personal_models_after_the_last_round(given):
     client = result.history[-1].cohort[0]
     flat = torch.cat([p.flatten() for p in result.personal_model(client).parameters()])
     assert torch.allclose(flat, result.client_state(client)["y_i"])
+
+
+def test_a_method_that_divides_by_a_step_size_of_zero_is_told_so(given):
+    with pytest.raises(fm.DivergenceError, match="round 2 is not finite; use an 'lr_decay' that stays above 0"):
+        fm.run(**given, lr_decay=lambda t: float(t == 0))

@@ -217,11 +217,16 @@ async def server_step(
         (largest,) = await state.backend.read([_largest(changed)], now=True)
         if not bool(largest.isfinite()):
             if not state.policy.drop:
-                raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use smaller step sizes")
+                raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use {_remedy(state)}")
             return _abandoned(state, cohort, report, changed)
     return RoundState(
         x=x, evaluated=evaluated, server_state=server_state, update=update, report=report, changed=changed
     )
+
+
+def _remedy(state: FederatedState) -> str:
+    """Return what helps where the server's step is not finite."""
+    return "smaller step sizes" if state.lr(state.t) else "an 'lr_decay' that stays above 0"
 
 
 def _abandoned(

@@ -228,10 +228,16 @@ def _gather(sources: list[ReportSource]) -> list[MethodResult]:
         for number, result in enumerate(source.results):
             single = not (source.folder / CONFIGURATION).exists()
             info = next(iter(result.infos.values()))
-            key = json.dumps([source.label, *map(info.get, _METHOD)]) if single else (str(source.folder), number)
+            key = f"{source.label} {_method_key(info)}" if single else (str(source.folder), number)
             gathered.setdefault(key, []).append((source, result))
     results = [_join(parts) for parts in gathered.values()]
     return _with_distinct_labels(results, [parts[0][0].folder for parts in gathered.values()])
+
+
+def _method_key(info: Mapping[str, Any]) -> str:
+    """Return a text that is equal for runs of one method; functions of one name are compared by what they give."""
+    values = {name: value for name, value in (info.get("option_values") or {}).items() if name != "seed"}
+    return json.dumps([*map(info.get, _METHOD), values], sort_keys=True)
 
 
 def _join(parts: list[tuple[ReportSource, MethodResult]]) -> MethodResult:
