@@ -80,6 +80,24 @@ def test_shared_weights_or_inputs_have_no_client_axis():
         assert torch.allclose(of_models[m], function(own, x[0], *(s[0] for s in states)), rtol=1e-12)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_outputs_can_be_viewed_and_weights_flattened(bidirectional):
+    """As users do in their forward pass."""
+    layer = nn.GRU(I, H, num_layers=2, bidirectional=bidirectional)
+    params = {name: torch.randn(3, *p.shape) for name, p in layer.named_parameters()}
+
+    def flat(params, x):
+        layer.flatten_parameters()
+        assert [v.data_ptr() for v in params.values()] == [0] * len(params)  # what that does on a GPU
+        outputs, state = functional_call(layer, params, (x,))
+        return outputs.view(T * B, -1), state.view(-1)
+
+    with CohortRecurrence():
+        outputs, states = vmap(flat)(params, torch.randn(3, T, B, I))
+    assert outputs.shape == (3, T * B, H * (1 + bidirectional))
+    assert states.shape == (3, 2 * (1 + bidirectional) * B * H)
+
+
 @pytest.mark.parametrize("case", ["LSTM, projected", "GRU", "RNN"])
 def test_operations_do_not_grow_with_the_number_of_clients(case):
     def operations(M: int) -> int:

@@ -77,6 +77,8 @@ class CohortRecurrence(TorchFunctionMode):
             return _pad(*args)
         if func is Tensor.scatter_ and is_vectorised(args[0]) and len(args) == 4 and not kwargs:
             return args[0].copy_(args[0].scatter(*args[1:]))  # packing calls it; in place, vmap has no rule for it
+        if func is Tensor.data_ptr and is_vectorised(args[0]):
+            return 0  # RNNBase.flatten_parameters compares addresses, and leaves weights alone that share one
         if func in (Tensor.cpu, Tensor.to) and is_vectorised(args[0]) and args[0].device.type != "cpu":
             return _stay(func, args, kwargs)
         return func(*args, **kwargs)
@@ -100,8 +102,10 @@ def _recurrent(kind: str, args: Any) -> Any:
     x = x.transpose(0, 1) if swap else x
     states = state if kind == "lstm" else (state,)
     x, ends = recurrent_layers(kind, x, states, weights, bias, layers, 1 + bidirectional, lengths)
-    x = x.flatten(0, 1) if packed else x.transpose(0, 1) if swap else x
-    return (x, *ends)
+    if swap:
+        return (x.transpose(0, 1), *ends)
+    rows = x.flatten(0, 1)  # stored client by client, so that the model may call `view` as on PyTorch's outputs
+    return (rows if packed else rows.unflatten(0, x.shape[:2]), *ends)
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, PaddedSizes]:
