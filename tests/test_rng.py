@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmos.rng import Purpose, choose, draws, fold, permute, stream
+from fedmos.rng import Purpose, at_least, choose, draws, fold, permute, stream, uniform
 from helpers import fresh
 
 
@@ -95,3 +95,11 @@ def test_the_beginning_of_an_order_is_that_of_the_whole(keep):
     counts = torch.arange(keep) < sizes[:, None]
     assert some.shape == (60, keep)
     assert torch.equal(some[counts], whole[:, :keep][counts])
+
+
+@pytest.mark.parametrize("p", [0.0, 2**-53, 0.1, 0.3, 0.5, 1 - 2**-53, 1.0])
+@pytest.mark.parametrize(("shape", "count"), [((), 70_000), ((3,), 0), ((0,), 4), ((2, 40), 1000), ((50_000,), 1)])
+def test_comparisons_with_a_bound_are_those_of_the_numbers(shape, count, p):
+    key = torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(0))
+    expected = uniform(fold(key.unsqueeze(-1), torch.arange(count))) >= p
+    assert torch.equal(at_least(key, count, p), expected)

@@ -118,6 +118,31 @@ def draws(key: Tensor, count: int, start: int = 0) -> Tensor:
     return uniform(fold(key.unsqueeze(-1), torch.arange(start, start + count, device=key.device)))
 
 
+def at_least(key: Tensor, count: int, p: float) -> Tensor:
+    """Return `draws(key, count) >= p`, bit for bit, in fewer operations."""
+    kept = torch.empty((*key.shape, count), dtype=torch.bool, device=key.device)
+    # In units of 2⁻⁶⁴, shifted by 2⁶³, because tensors compare signed numbers. All these operations are exact.
+    bound = (math.ceil(p * 2.0**53) << 11) - 2**63
+    if bound >= 2**63 or not kept.numel():
+        return kept.zero_()
+    steps = signed(_GAMMA) * torch.arange(1, count + 1, device=key.device)
+    rows, columns, height = kept.view(-1, count), count, key.numel()
+    if key.device.type == "cpu":  # in parts that fit into the cache
+        columns = min(count, _PART)
+        height = _PART // columns
+    for some, mask in zip(key.reshape(-1, 1).split(height), rows.split(height), strict=True):
+        for more, out in zip(steps.split(columns), mask.split(columns, 1), strict=True):
+            z = some + more
+            other = torch.empty_like(z)
+            for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 0)):
+                torch.bitwise_right_shift(z, bits, out=other)
+                z.bitwise_xor_(other.bitwise_and_((1 << (64 - bits)) - 1))
+                if factor:
+                    z.mul_(signed(factor))
+            torch.ge(z.bitwise_xor_(-(2**63)), bound, out=out)
+    return kept
+
+
 def normal(key: Tensor, count: int) -> Tensor:
     """Return the first `count` standard normal numbers of a stream, float64, as a new last axis of `key`.
 
@@ -156,6 +181,7 @@ def _counter(start: int, count: int) -> NDArray[np.uint64]:
 
 _cached_counter = lru_cache(maxsize=256)(_counter)
 _SMALL = 4096
+_PART = 32768
 _MIXING = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..rng import fold, uniform
+from ..rng import at_least, fold
 from .module_kind import UnsuitableModel
 
 
@@ -21,7 +21,7 @@ from .module_kind import UnsuitableModel
 @torch.library.custom_op("fedmos::kept", mutates_args=())
 def _kept(key: Tensor, count: int, p: float) -> Tensor:
     """Return the mask of kept numbers, (…, count), for keys (…,)."""
-    return uniform(fold(key.unsqueeze(-1), torch.arange(count, device=key.device))) >= p
+    return at_least(key, count, p)
 
 
 @_kept.register_fake
