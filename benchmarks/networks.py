@@ -1,6 +1,6 @@
 """Time per round of networks that users write: `python benchmarks/networks.py [NETWORK ...]`.
 
-For each network, in one process after warm-up, FedAvg with 20 clients in every round and 5 steps each:
+For each network, in one process after warm-up, FedAvg with 20 clients (table-mlp: 100), all in every round, 5 steps:
 
     loop      engine="loop"
     auto      engine="auto" in a run of 120 rounds, and the engine that it chose
@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from network_models import Recurrent, UNet, audio, convnext, table_mlp
 from torch import Tensor, nn
 
 import fedmos as fm
 from fedmos.engine.malloc import keep_memory
 
-CLIENTS, STEPS, ROUNDS = 20, 5, 120
+STEPS, ROUNDS = 5, 120
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,11 @@ class Size:
     width: int
     layers: int
     length: int
-    """The length of a sequence, or the side of an image."""
+    """The length of a sequence, the side of an image, or the number of columns of a table."""
     batch: int
     classes: int = 10
     tokens: int = 1000
+    clients: int = 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Network:
 
     def federation(self, size: Size) -> fm.FederatedData:
         rng, n = np.random.default_rng(0), 2 * size.batch
-        pairs = [(self.inputs(size, n, rng), rng.integers(size.classes, size=n)) for _ in range(CLIENTS)]
+        pairs = [(self.inputs(size, n, rng), rng.integers(size.classes, size=n)) for _ in range(size.clients)]
         return fm.FederatedData.from_arrays(pairs)
 
 
@@ -63,6 +65,22 @@ def tokens(size: Size, n: int, rng: np.random.Generator) -> np.ndarray:
 
 def images(size: Size, n: int, rng: np.random.Generator) -> np.ndarray:
     return rng.standard_normal((n, 3, size.length, size.length), dtype=np.float32)
+
+
+def waves(size: Size, n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((n, 1, size.length), dtype=np.float32)
+
+
+def rows(size: Size, n: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((n, size.length), dtype=np.float32)
+
+
+def recurrent(kind: type[nn.RNNBase]) -> Callable[[Size], nn.Module]:
+    return lambda size: Recurrent(kind, size.tokens, size.width, size.layers, size.classes)
+
+
+def mlp(size: Size) -> nn.Module:
+    return table_mlp(size.length, size.width, size.layers, size.classes)
 
 
 class Gpt(nn.Module):
@@ -133,6 +151,15 @@ NETWORKS = {
     "gpt": Network(Gpt, tokens, Size(256, 4, 128, 16), Size(32, 2, 16, 4)),
     "vit": Network(Vit, images, Size(192, 6, 32, 32), Size(32, 2, 16, 4)),
     "bert-tiny": Network(bert, tokens, Size(128, 2, 128, 16), Size(32, 2, 16, 4)),
+    "gru": Network(recurrent(nn.GRU), tokens, Size(256, 1, 64, 32), Size(32, 1, 16, 4)),
+    "lstm": Network(recurrent(nn.LSTM), tokens, Size(256, 2, 64, 32), Size(32, 2, 16, 4)),
+    "u-net": Network(lambda s: UNet(s.width, s.layers, s.classes), images, Size(32, 3, 32, 16), Size(8, 2, 8, 4)),
+    "convnext": Network(
+        lambda s: convnext(s.width, s.layers, s.classes), images, Size(96, 6, 32, 32), Size(16, 2, 8, 4)
+    ),
+    "audio": Network(lambda s: audio(s.width, s.layers, s.classes), waves, Size(64, 4, 8000, 16), Size(8, 2, 400, 4)),
+    "table-mlp": Network(mlp, rows, Size(256, 3, 50, 32, clients=100), Size(32, 3, 20, 4)),
+    "wide-mlp": Network(mlp, rows, Size(5200, 3, 784, 32), Size(64, 3, 50, 4)),
 }
 
 
@@ -172,7 +199,8 @@ def central(network: Network, size: Size, device: str, rounds: int) -> float:
     model = network.model(size).to(device)
     parameters = list(model.parameters())
     pairs = network.federation(size)
-    x, y = pairs.x[: CLIENTS * size.batch].to(device), pairs.y[: CLIENTS * size.batch].to(device)
+    n = size.clients * size.batch
+    x, y = pairs.x[:n].to(device), pairs.y[:n].to(device)
     call: Any = torch.compile(model) if device == "cuda" else model
 
     def step() -> None:
