@@ -213,6 +213,10 @@ def test_other_mistakes_are_named(engine):
     refused(r"there is no c.id; a client knows", engine, direction=lambda self, y, s, c, grad, k: (grad(y) * c.id, s))
     refused(r"'up' must hold names and \(name, shape\)", engine, up=("delta", ("n", "layer")))
     refused(r"'up' must hold each name once, got 'delta' twice", engine, up=("delta", ("delta", ())))
+    refused(r"'server_state' must be a tuple of names, got \{'v'", engine, server_state={"v": ()})
+    refused(r"'down' must name x, the model, without a shape", engine, down=(("x", ()),))
+    refused(r"'reduce' must map 'A' to \(upload, rule\)", engine, reduce={"A": "delta"})
+    refused(r"'reduce' must map 'A' to \(upload, rule\)", engine, reduce={"A": ("delta", ["w"])})
     refused(
         r"rule of sum 'm' must be a sum",
         engine,
@@ -220,6 +224,17 @@ def test_other_mistakes_are_named(engine):
         prepare_up=("m",),
         prepare_reduce={"m": ("m", "each")},
     )
+
+
+def test_server_state_of_the_name_x_is_not_the_model():
+    @dataclass(frozen=True, kw_only=True)
+    class OwnX(fm.Algorithm):
+        lr: float = 0.1
+        server_state = (("x", 3),)
+
+    result = train(LOGISTIC, OwnX(), "batched", rounds=1, **EPOCHS)
+    assert result.server_state["x"].shape == (3, D)
+    assert result.history[0].bytes_down == len(result.history[0].cohort) * D * 8
 
 
 def test_changing_the_model_in_place_is_refused():

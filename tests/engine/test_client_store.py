@@ -83,3 +83,10 @@ def test_no_personal_model_from_the_state_of_another_rank(quick, monkeypatch):
     monkeypatch.setattr(ClientStore, "stores", lambda self, i: False)
     with pytest.raises(ValueError, match=f"Cannot give client {client} a model of its own because its state is not"):
         result.personal_model(client)
+
+
+def test_names_of_state_need_not_be_names_of_files(tmp_path):
+    store = ClientStore({"a/b": torch.zeros(3), "a%b": torch.ones(3)}, clients=2, folder=tmp_path, in_memory=0)
+    store.write(torch.tensor([1]), {"a/b": torch.full((1, 3), 2.0)})
+    assert store.read(torch.tensor([1]))["a/b"].tolist() == [[2.0] * 3]
+    assert store.read(torch.tensor([1]))["a%b"].tolist() == [[1.0] * 3]

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class ClientStore(Mapping[int, Vectors]):
         if total > (_in_memory(initial) if in_memory is None else in_memory):
             scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=folder))
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
-            self._rows = {name: _SparseFile(scratch / name, clients, v) for name, v in initial.items()}
+            self._rows = {name: _SparseFile(scratch / quote(name, safe=""), clients, v) for name, v in initial.items()}
 
     def read(self, ids: Tensor) -> Vectors:
         """Return (M, D) for each name; a client without state gets the initial value."""

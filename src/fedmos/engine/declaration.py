@@ -43,7 +43,7 @@ class Declaration:
 
     @cached_property
     def down(self) -> Shapes:
-        plain = {f for f in self.algorithm.down if isinstance(f, str)}
+        plain = {f for f in self.algorithm.down if isinstance(f, str) and f != "x"}
         return self._shapes(self.algorithm.down) | {n: v for n, v in self.server_state.items() if n in plain}
 
     @cached_property
@@ -120,7 +120,8 @@ def check_declaration(algorithm: Algorithm) -> None:
         ("reduce", algorithm.reduce, names_of(algorithm.up)),
         ("prepare_reduce", algorithm.prepare_reduce, names_of(algorithm.prepare_up)),
     ):
-        for name, (upload, rule) in reduce.items():
+        for name, pair in reduce.items():
+            upload, rule = _checked_rule(owner, field, name, pair)
             if upload not in up:
                 raise ValueError(f"{owner}: the sum '{name}' must be of one of {', '.join(up)}, got {upload!r}")
             if rule not in RULES:
@@ -136,9 +137,18 @@ def check_declaration(algorithm: Algorithm) -> None:
             raise ValueError(f"{owner}: 'prepare_reduce' must name server state, got {name!r}")
 
 
+def _checked_rule(owner: str, field: str, name: str, pair: Any) -> tuple[str, str]:
+    """Return the upload and the rule of a sum."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
+        raise ValueError(
+            f"{owner}: '{field}' must map '{name}' to (upload, rule), e.g. ('delta', 'w'), got {format_value(pair)}"
+        )
+    return pair[0], pair[1]
+
+
 def _check_fields(owner: str, field: str, declared: Any) -> None:
-    if isinstance(declared, str):
-        raise ValueError(f"{owner}: '{field}' must be a tuple of names, got {declared!r}")
+    if isinstance(declared, str | Mapping) or not isinstance(declared, Iterable):
+        raise ValueError(f"{owner}: '{field}' must be a tuple of names, got {format_value(declared)}")
     for entry in declared:
         pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
         if not isinstance(entry, str) and not (pair and _is_shape(entry[1])):
@@ -146,6 +156,8 @@ def _check_fields(owner: str, field: str, declared: Any) -> None:
                 f"{owner}: '{field}' must hold names and (name, shape), where a shape is (), 'layers', a whole number "
                 f"or a tuple of whole numbers and 'D', got {format_value(entry)}"
             )
+        if field == "down" and isinstance(entry, tuple) and entry[0] == "x":
+            raise ValueError(f"{owner}: 'down' must name x, the model, without a shape, got {format_value(entry)}")
     names = names_of(declared)
     for name in names:
         if names.count(name) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -56,7 +56,7 @@ class LocalOptimizer:
         """Check `keep` and `average`; called again before a run, for subclasses with their own `__post_init__`."""
         check(self, keep=boolean, average=boolean)
         owner = type(self).__name__
-        if isinstance(self.state, str):
+        if isinstance(self.state, str | Mapping):
             raise ValueError(f"{owner}: 'state' must be a tuple of names, got {self.state!r}")
         if self.keep and self.average:
             raise ValueError(
