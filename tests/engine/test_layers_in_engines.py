@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedmos as fm
+from helpers.conformance import DEVICE
 
 C = 4
 
@@ -100,7 +101,7 @@ class Twice(nn.Module):
 def train(model, inputs, engine, sizes=(5, 3, 4)):
     rng = np.random.default_rng(1)
     data = fm.FederatedData.from_arrays([(inputs(rng, n), rng.integers(3, size=n)) for n in sizes])
-    how = {"rounds": 1, "local_steps": 2, "batch_size": 4, "dtype": torch.float64, "device": "cpu"}
+    how = {"rounds": 1, "local_steps": 2, "batch_size": 4, "dtype": torch.float64, "device": DEVICE}
     return fm.run(model, data, fm.FedAvg(lr=0.3), fm.Full(), engine=engine, **how)
 
 

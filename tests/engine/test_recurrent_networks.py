@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import fedmos as fm
 from helpers.compiling import scalar_code
+from helpers.conformance import DEVICE
 
 WORDS, T, E, H = 12, 6, 4, 5
 
@@ -115,7 +116,7 @@ def federation(sizes=(5, 3, 4)) -> fm.FederatedData:
 
 
 def train(model: nn.Module, sizes=(5, 3, 4), **changes) -> fm.Result:
-    how = {"rounds": 1, "local_steps": 3, "batch_size": 4, "dtype": torch.float64, "device": "cpu"}
+    how = {"rounds": 1, "local_steps": 3, "batch_size": 4, "dtype": torch.float64, "device": DEVICE}
     return fm.run(model, federation(sizes), fm.FedAvg(lr=0.5), fm.Full(), **how | changes)
 
 
@@ -200,7 +201,7 @@ def test_a_compiled_network_computes_the_same(monkeypatch):
     torch.manual_seed(0)
     model, rng = Rows(), np.random.default_rng(0)
     data = fm.FederatedData.from_arrays([(rng.normal(size=(2, 50, 1)), rng.integers(3, size=2)) for _ in range(2)])
-    how = {"rounds": 1, "local_steps": 1, "batch_size": 2, "dtype": torch.float64, "device": "cpu"}
+    how = {"rounds": 1, "local_steps": 1, "batch_size": 2, "dtype": torch.float64, "device": DEVICE}
     loop = fm.run(model, data, fm.FedAvg(lr=0.5), fm.Full(), **how, engine="loop").params
     monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
     with scalar_code():
@@ -212,7 +213,14 @@ def test_a_compiled_network_computes_the_same(monkeypatch):
 def test_runs_side_by_side():
     torch.manual_seed(0)
     model = NETWORKS["packed GRU, two directions"]()
-    how = {"rounds": 1, "local_steps": 2, "batch_size": 3, "dtype": torch.float64, "device": "cpu", "engine": "batched"}
+    how = {
+        "rounds": 1,
+        "local_steps": 2,
+        "batch_size": 3,
+        "dtype": torch.float64,
+        "device": DEVICE,
+        "engine": "batched",
+    }
     changes = [{"seed": 0}, {"seed": 1}]
     results = fm.run_many(
         changes, model=model, data=federation(), algorithm=fm.FedAvg(lr=0.3), selection=fm.Full(), **how

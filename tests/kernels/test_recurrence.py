@@ -8,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fedmos.core.cohort_recurrence import CohortRecurrence
 from fedmos.kernels import recurrence
+from helpers.conformance import DEVICE
 
 T, B, I, H = 5, 4, 3, 6
 LAYERS = {
@@ -28,12 +29,12 @@ def problem(case: str, M: int, dtype: torch.dtype = torch.float64):
     """Return a function of (parameters, inputs, state), and M sets of arguments."""
     torch.manual_seed(0)
     kind, options = LAYERS[case]
-    layer = kind(I, H, **{"batch_first": True} | options).to(dtype)
+    layer = kind(I, H, **{"batch_first": True} | options).to(DEVICE, dtype)
     rows = layer.num_layers * (1 + layer.bidirectional)
     sizes = [layer.proj_size or H, H] if kind is nn.LSTM else [H]
-    params = {name: torch.randn(M, *p.shape, dtype=dtype) / 2 for name, p in layer.named_parameters()}
-    x = torch.randn(M, *((B, T) if layer.batch_first else (T, B)), I, dtype=dtype)
-    states = [torch.randn(M, rows, B, n, dtype=dtype) for n in sizes]
+    params = {name: torch.randn(M, *p.shape, dtype=dtype).to(DEVICE) / 2 for name, p in layer.named_parameters()}
+    x = torch.randn(M, *((B, T) if layer.batch_first else (T, B)), I, dtype=dtype).to(DEVICE)
+    states = [torch.randn(M, rows, B, n, dtype=dtype).to(DEVICE) for n in sizes]
 
     def function(params, x, *states):
         """Return a number to which outputs and last states contribute, weighted differently."""
@@ -83,8 +84,8 @@ def test_shared_weights_or_inputs_have_no_client_axis():
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_outputs_can_be_viewed_and_weights_flattened(bidirectional):
     """As users do in their forward pass."""
-    layer = nn.GRU(I, H, num_layers=2, bidirectional=bidirectional)
-    params = {name: torch.randn(3, *p.shape) for name, p in layer.named_parameters()}
+    layer = nn.GRU(I, H, num_layers=2, bidirectional=bidirectional, device=DEVICE)
+    params = {name: torch.randn(3, *p.shape, device=DEVICE) for name, p in layer.named_parameters()}
 
     def flat(params, x):
         layer.flatten_parameters()
@@ -93,7 +94,7 @@ def test_outputs_can_be_viewed_and_weights_flattened(bidirectional):
         return outputs.view(T * B, -1), state.view(-1)
 
     with CohortRecurrence():
-        outputs, states = vmap(flat)(params, torch.randn(3, T, B, I))
+        outputs, states = vmap(flat)(params, torch.randn(3, T, B, I, device=DEVICE))
     assert outputs.shape == (3, T * B, H * (1 + bidirectional))
     assert states.shape == (3, 2 * (1 + bidirectional) * B * H)
 
@@ -136,7 +137,7 @@ def test_steps_take_few_operations():
 def test_reduced_precision_is_close():
     function, arguments = problem("LSTM, two layers, two directions", 2, torch.float32)
     exact = of_cohort(function, arguments)[0][0]
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         short = of_cohort(function, arguments)[0][0]
     for name, g in exact.items():
         assert short[name].dtype == torch.float32
