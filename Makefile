@@ -16,10 +16,11 @@ test: $(READY)        ## lint, check imports and types, and run the tests that C
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
 
-test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations
+test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations, and layers against the loop
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/algorithms -k "trajectory or agree or identity"
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_layers_in_engines.py tests/engine/test_recurrent_networks.py \
 		tests/kernels/test_recurrence.py
+	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_attention_models.py -k "agree or hugging"
 
 test-deploy: $(READY) ## a SuperLink and its SuperNodes: methods, authentication, kills
 	$(BIN)/pytest -m deploy tests/flower/deploy

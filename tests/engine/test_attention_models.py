@@ -9,18 +9,19 @@ from torch import nn
 import fedmos as fm
 from fedmos.kernels import attention as kernel
 from helpers.compiling import scalar_code
+from helpers.conformance import DEVICE
 
 T, E, TOKENS = 5, 8, 20
 BANNED = {
-    "causal": lambda: nn.Transformer.generate_square_subsequent_mask(T, dtype=torch.float64),
-    "bool": lambda: torch.ones(T, T, dtype=torch.bool).triu(1),
-    "none": lambda: None,
+    "causal": lambda d: nn.Transformer.generate_square_subsequent_mask(T, device=d, dtype=torch.float64),
+    "bool": lambda d: torch.ones(T, T, dtype=torch.bool, device=d).triu(1),
+    "none": lambda d: None,
 }
 
 
 def padding(tokens):
     """Tokens below 5 are padding, but for the first position."""
-    return (tokens < 5) & (torch.arange(T) > 0)
+    return (tokens < 5) & (torch.arange(T, device=tokens.device) > 0)
 
 
 class Tokens(nn.Module):
@@ -40,8 +41,8 @@ def encoder(mask="none", padded=False, dropout=0.1, layers=2, **more):
     def body(layers, x, tokens):
         pad = padding(tokens) if padded else None
         if pad is not None and mask == "causal":  # PyTorch wants both masks of one type
-            pad = torch.zeros(pad.shape, dtype=torch.float64).masked_fill(pad, -torch.inf)
-        return layers(x, BANNED[mask](), src_key_padding_mask=pad, **more)
+            pad = torch.zeros(pad.shape, dtype=torch.float64, device=x.device).masked_fill(pad, -torch.inf)
+        return layers(x, BANNED[mask](x.device), src_key_padding_mask=pad, **more)
 
     return Tokens(nn.TransformerEncoder(layer, layers, enable_nested_tensor=False), body)
 
@@ -51,7 +52,7 @@ def decoder(dropout=0.1):
 
     def body(layers, x, tokens):
         pad = padding(tokens)
-        return layers(x, x.flip(1), tgt_mask=BANNED["causal"](), memory_key_padding_mask=pad)
+        return layers(x, x.flip(1), tgt_mask=BANNED["causal"](x.device), memory_key_padding_mask=pad)
 
     return Tokens(nn.TransformerDecoder(layer, 2), body)
 
@@ -61,7 +62,7 @@ def multihead(need_weights=False, per_head=False, **more):
 
     def body(layer, x, tokens):
         k, v = x[..., : layer.kdim], x[..., : layer.vdim]
-        pad, mask = padding(tokens), BANNED["bool"]()
+        pad, mask = padding(tokens), BANNED["bool"](x.device)
         if not layer.batch_first:
             x, k, v = (t.transpose(0, 1) for t in (x, k, v))
         y, weights = layer(x, k, v, pad, need_weights, None if per_head else mask, average_attn_weights=not per_head)
@@ -76,7 +77,9 @@ def learned_bias():
 
     def body(bias, x, tokens):
         q = x.unflatten(-1, (2, -1)).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, q, q, attn_mask=bias(torch.arange(T * T)).view(T, T, 2).permute(2, 0, 1))
+        y = F.scaled_dot_product_attention(
+            q, q, q, attn_mask=bias(torch.arange(T * T, device=x.device)).view(T, T, 2).permute(2, 0, 1)
+        )
         return y.transpose(1, 2).flatten(2)
 
     return Tokens(nn.Embedding(T * T, 2), body)
@@ -114,7 +117,7 @@ def federation(masked=False, sizes=(5, 3, 4)) -> fm.FederatedData:
 
 
 def train(model, data=None, **changes) -> fm.Result:
-    how = {"rounds": 1, "local_steps": 3, "batch_size": 3, "dtype": torch.float64, "device": "cpu"}
+    how = {"rounds": 1, "local_steps": 3, "batch_size": 3, "dtype": torch.float64, "device": DEVICE}
     how |= {"algorithm": fm.FedAvg(lr=0.3), "selection": fm.Full()}
     return fm.run(model, data or federation(), **how | changes)
 
@@ -219,7 +222,7 @@ def test_runs_side_by_side_are_evaluated_together():
     torch.manual_seed(0)
     model, rates = encoder("causal", True, layers=1), (0.1, 0.3)
     alone = [train(model, algorithm=fm.FedAvg(lr=lr), engine="loop") for lr in rates]
-    how = {"local_steps": 3, "batch_size": 3, "rounds": 1, "dtype": torch.float64, "device": "cpu"}
+    how = {"local_steps": 3, "batch_size": 3, "rounds": 1, "dtype": torch.float64, "device": DEVICE}
     runs = [{"algorithm": fm.FedAvg(lr=lr)} for lr in rates]
     together = fm.run_many(runs, model=model, data=federation(), selection=fm.Full(), engine="batched", **how)
     for a, b in zip(alone, together, strict=True):
