@@ -176,6 +176,15 @@ def test_what_cannot_be_vectorised_names_the_module():
         train(Text(nn.GRU(E, H, batch_first=True), sizes), engine="batched")
 
 
+@pytest.mark.parametrize("read", [torch.Tensor.tolist, torch.Tensor.numpy])
+def test_lengths_as_numbers_are_answered_with_what_to_do(read):
+    def listed(net, x, lengths):
+        return net.layer(pack_padded_sequence(x, read(lengths), batch_first=True, enforce_sorted=False))[1][0]
+
+    with pytest.raises(ValueError, match=r"Text: it reads a tensor by \.tolist\(\).*takes lengths as a tensor"):
+        train(Text(nn.GRU(E, H, batch_first=True), listed), engine="batched", device="cpu")
+
+
 def test_impossible_lengths_do_not_pass_for_results():
     """PyTorch refuses sequences without steps; a program of a cohort cannot look, and its results are NaN."""
     from fedmos.core.flat_model import FlatModel

@@ -8,7 +8,8 @@ _READS = "it reads the value of a tensor, by `if`, int() or .item() (compute wit
 _REASONS = {
     "data-dependent control flow": _READS,
     ".item()": _READS,
-    ".tolist()": _READS,
+    "Cannot access data pointer": "it reads a tensor by .tolist() or .numpy() (compute with the tensor; "
+    "pack_padded_sequence takes lengths as a tensor)",
     "inplace arithmetic": "it changes a tensor that clients share in place, by one that differs (make a new tensor)",
 }
 """What errors of `torch.func.vmap` contain, and what they mean."""
