@@ -232,3 +232,10 @@ def test_local_ghbm_is_ghbm_where_clients_take_turns(engine):
         for algorithm in (fm.LocalGHBM(lr=0.1, beta=0.7), fm.GHBM(lr=0.1, beta=0.7, tau=3))
     ]
     assert torch.allclose(*runs, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("algorithm", [fm.FedExP(lr=LR), fm.FedNova(lr=LR), fm.FedSMOO(lr=LR)], ids=repr)
+def test_a_cohort_of_weight_zero_leaves_the_model_finite(algorithm):
+    cohorts = fm.FixedCohorts([[0, 1], [2, 3]], [[0.0, 0.0], [0.5, 0.5]])
+    result = train(LOGISTIC, algorithm, "batched", selection=cohorts, rounds=2, local_steps=2, batch_size=4)
+    assert bool(result.params.isfinite().all())

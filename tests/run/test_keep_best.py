@@ -52,6 +52,8 @@ def test_it_is_the_model_of_the_best_round(given, metric, sign):
     assert (at_best.predict(x).argmax(1) == y).double().mean() == pytest.approx(result.best_record.accuracy)
     assert len(at_best.history) == best
     assert at_best.info.light
+    assert torch.equal(at_best.at_best().params, at_best.params)
+    assert at_best.best_record is result.best_record
 
 
 @dataclass(frozen=True)

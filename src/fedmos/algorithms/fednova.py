@@ -80,7 +80,7 @@ class FedExP(Algorithm):
     average: bool = False
 
     up = ("delta", ("norm2", ()))
-    reduce = {"A": ("delta", "w"), "q": ("norm2", "avg")}
+    reduce = {"A": ("delta", "w"), "mean": ("delta", "avg"), "q": ("norm2", "avg")}
 
     def __post_init__(self) -> None:
         check(self, lr=positive, eps=positive, average=boolean)
@@ -97,8 +97,7 @@ class FedExP(Algorithm):
         return {"delta": delta, "norm2": delta.square().sum(-1, keepdim=True)}, {}
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        norm2 = (agg["A"] / ctx.W).square().sum()
-        server_lr = torch.clamp(agg["q"] / (2 * (norm2 + self.eps)), min=1)
+        server_lr = torch.clamp(agg["q"] / (2 * (agg["mean"].square().sum() + self.eps)), min=1)
         return x + server_lr * agg["A"], {"x_prev": x} if self.average else {}
 
     def evaluated(self, x: Tensor, state: Vectors, ctx: Context) -> Tensor:

@@ -146,7 +146,7 @@ class Result(Snapshot):
         best = self._required_best()
         light = replace(RunInfo.from_json(self.info), light=True, client_accuracy=None)  # of the last model
         history = History(list(self.history)[: best.round])
-        result = replace(self, params=best.params, history=history, server_state={}, clients={}, info=light, best=None)
+        result = replace(self, params=best.params, history=history, server_state={}, clients={}, info=light)
         result.server_model = result._model = result._predictor = result._personal = None
         if self._model is not None:
             result._model = _filled(self._model, result)
