@@ -21,10 +21,20 @@ def path(tmp_path):
     return tmp_path / "engines.json"
 
 
-def compile_(clock: Clock, compilations: CompileClock, seconds: float, operations: int, key: str) -> list[str]:
+def compile_(
+    clock: Clock,
+    compilations: CompileClock,
+    seconds: float,
+    operations: int,
+    key: str,
+    *,
+    cached: bool = False,
+    kept: bool = False,
+) -> list[str]:
     shown: list[str] = []
-    with display_messages(shown.append), compilations.announced(operations, "cpu", key):
+    with display_messages(shown.append), compilations.announced(operations, "cpu", key) as compilation:
         clock.now += seconds
+        compilation.cached, compilation.kept = cached, kept
     return shown
 
 
@@ -44,20 +54,50 @@ def test_a_program_that_was_compiled_before_takes_as_long_again(path):
     assert compile_(clock, CompileClock(lambda: path, clock), 6.0, 100, "a")[0].endswith("(about 7 s) …")
 
 
+def test_a_program_on_the_disk_takes_a_part_of_that_until_it_is_measured(path, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    clock = Clock()
+    compile_(clock, CompileClock(lambda: path, clock), 20.0, 100, "a", kept=True)
+    assert CompileClock(lambda: path).expected(100, "cpu", "a") == pytest.approx(6)
+    compile_(clock, CompileClock(lambda: path, clock), 2.0, 100, "a", cached=True, kept=True)
+    assert CompileClock(lambda: path).expected(100, "cpu", "a") == 2
+    assert CompileClock(lambda: path).expected_of_job({"a": 100.0}, "cpu") == 2
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "removed"))
+    assert CompileClock(lambda: path).expected(100, "cpu", "a") == 20
+    assert CompileClock(lambda: path).expected(100, "cpu", "other") == pytest.approx(20)  # of the same size
+
+
+def test_the_compiler_is_loaded_once_for_all_programs_of_a_job(path):
+    clock = Clock()
+    compilations = CompileClock(lambda: path, clock)
+    compile_(clock, compilations, 40.0, 100, "a")
+    compile_(clock, compilations, 15.0, 100, "b")
+    anew = CompileClock(lambda: path)
+    assert anew.expected_of_job({"a": 100.0, "b": 100.0}, "cpu") == 55
+    assert anew.expected_of_job({"b": 100.0, "a": 100.0}, "cpu") == pytest.approx(15 + 25 + 15)
+
+
+def test_small_programs_and_those_on_the_disk_do_not_lower_the_estimate(path):
+    """Where tests had compiled programs of a few operations in a second, one of 15 s was estimated to take 6."""
+    clock = Clock()
+    for number in range(20):
+        compile_(clock, CompileClock(lambda: path, clock), 1.0, 10, f"small {number}")
+        compile_(clock, CompileClock(lambda: path, clock), 1.0, 200, f"cached {number}", cached=True)
+    assert CompileClock(lambda: path).expected(200, "cpu", "new") == 50
+    assert CompileClock(lambda: path).expected(10, "cpu", "new") == pytest.approx(1)
+    compile_(clock, CompileClock(lambda: path, clock), 25.0, 300, "similar")
+    assert CompileClock(lambda: path).expected(200, "cpu", "new") == pytest.approx(50 * 25 / 60)
+
+
+def test_the_preparation_of_a_program_counts(path):
+    with CompileClock(lambda: path, Clock()).announced(100, "cpu", "a", spent=3.0):
+        pass
+    assert CompileClock(lambda: path).expected(100, "cpu", "a") == 3
+
+
 def test_a_run_compiles_two_programs(path):
     assert CompileClock(lambda: path).expected_of_run(20, "cpu") == pytest.approx(25 + 2 * (5 + 16))
-
-
-def test_compilations_and_measurements_share_the_file(path):
-    times = {"loop": 1.0, "batched": 2.0, "operations": 3.0}
-    plan_cache.write_measurement(path, "job", times)
-    for number in range(plan_cache._KEPT + 5):
-        plan_cache.write_compilation(path, f"cpu {number}", {"operations": 1.0, "start": 0.0, "seconds": 1.0})
-    plan_cache.write_measurement(path, "other", times)
-    assert plan_cache.read_measurements(path) == {"job": times, "other": times}
-    kept = plan_cache.read_compilations(path)
-    assert len(kept) == plan_cache._KEPT
-    assert list(kept)[-1] == f"cpu {plan_cache._KEPT + 4}"
+    assert CompileClock(lambda: path).expected_of_run(20, "cpu", programs=1) == pytest.approx(25 + 5 + 16)
 
 
 @pytest.mark.parametrize("written", ["", "[]", '{"compilations": 3}', '{"compilations": {"cpu a": {"seconds": "x"}}}'])

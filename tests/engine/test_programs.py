@@ -10,6 +10,8 @@ import fedmos as fm
 from fedmos.engine import batched, program
 from fedmos.engine import execution_plan as plan
 from fedmos.engine import local_backend as work
+from fedmos.engine.compile_time import CompileClock
+from fedmos.engine.plan_cache import read_compilations
 from helpers.compiling import scalar_code
 
 
@@ -54,7 +56,7 @@ def test_compiled_programs_compute_the_same(quick, monkeypatch):
     data = fm.datasets.load("digits").declare(augment=fm.Augment(crop=1)).partition(fm.partition.IID(), 8, seed=0)
     for dtype, bound, steps, code in (
         (torch.float64, 1e-12, 1, scalar_code()),
-        (torch.float32, 1e-5, 2, nullcontext()),  # the second step compiles another program
+        (torch.float32, 1e-5, 2, nullcontext()),
     ):
         how = {"model": small_network(), "data": data, "dtype": dtype, "local_steps": steps, "batch_size": 8}
         plain = quick(**how, engine="loop").params
@@ -90,6 +92,22 @@ def test_a_compiled_plain_step_is_the_gradient_and_the_step(quick, monkeypatch, 
     assert bool(fused) == (name not in ("clipped", "batches in parts"))
     assert torch.allclose(result.params, loop.params, rtol=0, atol=1e-12)
     assert result.history[-1].train_loss == pytest.approx(loop.history[-1].train_loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [fm.FedAvg(lr=0.1), fm.FedMoS(lr=0.1, variant="released")])
+def test_all_steps_of_a_run_are_one_program(quick, tmp_path, monkeypatch, algorithm):
+    """In the first step, the clients' models are x expanded. The program is kept on the disk for other processes."""
+    clock = CompileClock(lambda: tmp_path / "engines.json")
+    monkeypatch.setattr(program, "CLOCK", clock)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    for _ in range(2):  # the second run finds it there
+        with scalar_code():
+            result = quick(algorithm=algorithm, rounds=2, local_steps=3, dtype=torch.float64)
+        assert result.info["compiled"]
+    compiled = read_compilations(tmp_path / "engines.json")
+    assert len({key.removesuffix(" cached") for key in compiled}) == 1
+    assert [times["kept"] for times in compiled.values()] == [1.0] * len(compiled)
+    assert list(compiled)[-1].endswith(" cached")
 
 
 def test_plain_steps_of_runs_side_by_side_have_their_own_step_sizes(quick, digits, monkeypatch):

@@ -171,6 +171,9 @@ def _summary(result: Result, target: dict[str, float]) -> Table:
             table.add_row(metric.replace("_", " "), f"{value:.4f}")
     down, up = (sum(getattr(r, f"bytes_{way}") for r in result.history) / 1e6 for way in ("down", "up"))
     table.add_row("megabytes down, up", f"{down:.2f}, {up:.2f}")
+    if why := result.info.get("engine_why"):
+        compiled = ", compiled" if result.info.get("compiled") else ""
+        table.add_row("engine", escape(f"{result.info['engine']}{compiled}: {why}"))
     for metric, value in target.items():
         rounds, size = result.rounds_to(metric, value), result.bytes_to(metric, value)
         reached = "not reached" if rounds is None or size is None else f"round {rounds}, {size / 1e6:.2f} MB"

@@ -1,20 +1,18 @@
 """The execution plan: how local training is computed, chosen once before round 0 by measuring.
 
-Measurements are cached on the machine (engines.json in `$FEDMOS_CACHE`, default ~/.cache/fedmos), so the same job is
-always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides the choice: "loop", "batched" or
-"compiled".
+Measurements are cached on the machine (engines.json in `$FEDMOS_CACHE`, default ~/.cache/fedmos). Once they are clear,
+the same job is always computed in the same way there, and its bits repeat. `FEDMOS_ENGINE` overrides the choice:
+"loop", "batched" or "compiled".
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
+import math
 import os
-import platform
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Any, Literal
+import statistics
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -23,18 +21,15 @@ from ..core.vectorisation_errors import explain
 from .batched import Batched
 from .batches import Chunk
 from .compile_time import CLOCK
-from .loop import Loop
-from .plan_cache import cache_path, read_measurements, write_measurement
+from .engine_decision import Saving, doubted_since, faster_engine, is_clear, saved_per_step, usual_gain
+from .engine_trials import Workload, measure_compiled, measure_engines
+from .plan_cache import JobMeasurements, cache_path, now, read_measurements, write_measurement
 from .program import can_compile
 from .task import Task, total_memory
 
 _log = logging.getLogger("fedmos")
 
-_TIMING_SECONDS = 0.15
-"""Seconds for timing one candidate, after its first call."""
 _SAMPLES_TRIED = 4
-_COMPILATION_GAIN = 0.3
-"""The share of its time that a program usually saves when compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,84 +125,107 @@ def override(name: str) -> str:
 
 def _fastest(task: Task, m: int, parallel: int, rounds: int) -> ExecutionPlan:
     """Choose loop, vectorised, or compiled; the latter only if the run is long enough to pay for the compilation."""
-    chunk = min(m, parallel)
-    ids = torch.arange(min(m, chunk, len(task.data)))
-    path, key = cache_path(), _cache_key(task, len(ids))
-    known = read_measurements(path).get(key)
-    times: dict[str, float] = dict(known) if known else _measure(task, ids)
-    steps = rounds * int(task.steps(task.data.sizes[ids]).max())
-    cost = times["cost"] if "cost" in times else 5.0 + 0.05 * times["operations"]  # entries of earlier versions
-    saved = _COMPILATION_GAIN * times["batched"] * steps
-    if "compiled" not in times and saved > 1.5 * cost and can_compile(task.model.device):
-        _log.info("Compiling, which takes about %.0f s in all, because it should save %.0f s", cost, saved)
-        times |= _measure_compiled(task, ids)
-    if times != known:
-        write_measurement(path, key, times)
-    uncompiled = min(times["loop"], times["batched"])
-    figures = f"{1e3 * times['loop']:.1f} ms a cohort step client by client, {1e3 * times['batched']:.1f} ms vectorised"
-    if "compiled" in times and saved > 1.5 * cost and times["compiled"] < uncompiled:
-        return _batched(task, chunk, True, f"{figures}, {1e3 * times['compiled']:.1f} ms compiled", parallel)
-    if times["batched"] <= times["loop"]:
-        return _batched(task, chunk, False, figures, parallel)
-    return _loop(figures)
+    work = Workload(task, m, min(m, parallel))
+    measured = _measured(work, rounds)
+    saving = _saving(work, measured)
+    if can_compile(task.model.device):
+        if measured.best("compiled") is None and saving.pays_off(rounds * work.steps):
+            measured = _measured_compiled(work, measured, saving, rounds)
+            saving = _saving(work, measured)
+        if measured.best("compiled") is not None and saving.pays_off(rounds * work.steps):
+            return _batched(task, work.chunk, True, _figures(measured), parallel)
+    reason = _figures(measured) + _outlook(work, saving)
+    if faster_engine(measured) == "batched":
+        return _batched(task, work.chunk, False, reason, parallel)
+    return _loop(reason)
 
 
-def _measure(task: Task, ids: torch.Tensor) -> dict[str, float]:
-    """Measure the seconds of one step of the whole cohort; count its operations, and estimate their compilation."""
-    x = task.model.initial()
-    task.model.training_mode()
-    some = ids[: 1 if task.model.size > 2_000_000 else 3]
-    grads = [Loop(task, Chunk.of(task, i), 0) for i in some.split(1)]
-    loop = _time(lambda: [g(x) for g in grads]) * len(ids) / len(some)
-    # The time of a slow cohort is extrapolated from a part of it.
-    part = ids if loop < 0.5 else ids[: max(2, int(len(ids) * 0.5 / loop))]
-    whole = Batched(task, Chunk.of(task, part), 0)
-    y = x.expand(len(part), -1).contiguous()
-    batched = _time(lambda: whole(y)) * len(ids) / len(part)
-    operations = _operations(task)
-    # The estimate is stored with the times: the same job is decided in the same way when more is known.
-    cost = CLOCK.expected_of_run(operations, task.model.device.type)
-    return {"loop": loop, "batched": batched, "operations": float(operations), "cost": cost}
+def _measured(work: Workload, rounds: int) -> JobMeasurements:
+    """Return what is known of the job; it is measured unless the decision is clear and no run has contradicted it."""
+    path, known, since = cache_path(), read_measurements(cache_path()).get(work.key), 0.0
+    if known is not None:
+        since = doubted_since(known)
+        known = known.since(since)
+        if is_clear(known):
+            return known
+    new = measure_engines(work, known, rounds)
+    write_measurement(path, work.key, new, since)
+    return new if known is None else known.merged(new)
 
 
-def _measure_compiled(task: Task, ids: torch.Tensor) -> dict[str, float]:
-    fast = replace(task, compiled=True)
-    whole = Batched(fast, Chunk.of(fast, ids), 0)
-    y = task.model.initial().expand(len(ids), -1).contiguous()
-    try:
-        return {"compiled": _time(lambda: whole(y))}
-    except Exception as error:
-        _log.warning("Not compiling because it fails: %s", str(error).strip().split("\n")[0])
-        return {"compiled": float("inf")}
+def _measured_compiled(work: Workload, measured: JobMeasurements, saving: Saving, rounds: int) -> JobMeasurements:
+    """Compile the program, and add its times to the measurements."""
+    saved = saving.step * rounds * work.steps
+    _log.info("Compiling, which takes about %.0f s in all, because it should save %.0f s", saving.cost, saved)
+    samples = {"compiled": [(now(), seconds) for seconds in measure_compiled(work)]}
+    new = JobMeasurements(samples=samples, operations=measured.operations)
+    write_measurement(cache_path(), work.key, new)
+    return measured.merged(new)
 
 
-@torch.no_grad()
-def _time(work: Callable[[], Any]) -> float:
-    """Return the shortest time of a few calls, after a first call that does not count."""
-
-    def once() -> float:
-        began = perf_counter()
-        work()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return perf_counter() - began
-
-    once()
-    taken = [once(), once()]  # at least two: one may be disturbed by other processes
-    while sum(taken) < _TIMING_SECONDS and len(taken) < 5:
-        taken.append(once())
-    return min(taken)
+def _saving(work: Workload, measured: JobMeasurements) -> Saving:
+    """Estimate what compiling would save, and what it would cost in this process."""
+    device = work.task.model.device.type
+    gain = usual_gain(read_measurements(cache_path()).values())
+    if measured.programs:
+        cost = CLOCK.expected_of_job(measured.programs, device)
+    else:
+        programs = 2 if measured.best("compiled") is None else 1
+        cost = CLOCK.expected_of_run(measured.operations, device, programs)
+    return Saving(saved_per_step(measured, gain), cost)
 
 
-def _operations(task: Task) -> int:
-    """Count the operations of the forward pass; the time of a compilation grows with it."""
-    seen, waiting = set(), [task.trial(task.model.least_rows).grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [parent for parent, _ in node.next_functions]
-    return len(seen)
+def _figures(measured: JobMeasurements) -> str:
+    figures = (
+        f"{1e3 * measured.time('loop'):.1f} ms a cohort step client by client, "
+        f"{1e3 * measured.time('batched'):.1f} ms vectorised"
+    )
+    compiled = measured.best("compiled")
+    return figures if compiled is None or compiled == math.inf else f"{figures}, {1e3 * compiled:.1f} ms compiled"
+
+
+def _outlook(work: Workload, saving: Saving) -> str:
+    """Say what a longer run would choose."""
+    rounds = saving.least_rounds(work.steps) if can_compile(work.task.model.device) else None
+    return "" if rounds is None else f"; a run of {rounds} rounds or more would compile"
+
+
+class RoundTimes:
+    """Stores how long the first rounds of a run take, for the choices of later runs. The run itself goes on as it is.
+
+    Args:
+        task: The model, data and loss.
+        plan: The plan of the run.
+        m: The expected cohort size.
+    """
+
+    SKIPPED, OBSERVED = 1, 5
+    """Rounds: the first ones, in which programs are compiled, do not count."""
+
+    def __init__(self, task: Task, plan: ExecutionPlan, m: int) -> None:
+        self._task, self._plan, self._m = task, plan, m
+        self._seconds: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """Add the time of the next round; after a few rounds, their median is stored."""
+        if len(self._seconds) == self.SKIPPED + self.OBSERVED:
+            return
+        self._seconds.append(seconds)
+        if len(self._seconds) == self.SKIPPED + self.OBSERVED:
+            self._store()
+
+    def _store(self) -> None:
+        task, plan, path = self._task, self._plan, cache_path()
+        chunk = plan.chunk if plan.engine == "batched" else min(self._m, _max_parallel_clients(task))
+        work = Workload(task, self._m, chunk)
+        known = read_measurements(path).get(work.key)
+        if known is None:
+            return
+        step = statistics.median(self._seconds[self.SKIPPED :]) / work.steps
+        kind = "run compiled" if plan.compiled else f"run {plan.engine}"
+        programs = task.program.compilations if task.compiled else {}
+        new = JobMeasurements(samples={kind: [(now(), step)]}, operations=known.operations, programs=programs)
+        write_measurement(path, work.key, new)
 
 
 def _max_parallel_clients(task: Task) -> int:
@@ -236,20 +254,3 @@ def why_not_vectorised(task: Task) -> str | None:
     except Exception as error:  # a user's module may raise anything here
         return explain(error, task.model.module)
     return None
-
-
-def _cache_key(task: Task, m: int) -> str:
-    """Hash everything that a measurement depends on."""
-    device = task.model.device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    largest, data = task.most_samples, task.data
-    code = getattr(task.loss.function, "__code__", None)
-    parts = (
-        task.model.structure(here=False),
-        (m, task.batch_size and min(task.batch_size, largest), largest if task.batch_size is None else 0),
-        (str(task.model.dtype), task.model.precision, task.loss.name, code and code.co_code),
-        (tuple(data.x.shape[1:]), str(data.x.dtype), tuple(data.y.shape[1:]), data.normalize, data.augment),
-        (where, platform.processor(), platform.machine(), str(torch.__version__)),
-        *(["SAM"] if task.sam_radius else []),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
 
@@ -55,8 +56,16 @@ class Program:
     @property
     def seconds(self) -> float:
         """The time spent on compilation."""
-        programs = (self._gradient, self._descent, self._regularisation, self._movement, self._ascent)
-        return sum(program.seconds for program in programs)
+        return sum(program.seconds for program in self._programs)
+
+    @property
+    def compilations(self) -> dict[str, float]:
+        """The programs that were compiled: their number of operations by their hash."""
+        return {key: count for program in self._programs for key, count in program.compilations.items()}
+
+    @property
+    def _programs(self) -> tuple[Compiled, ...]:
+        return self._gradient, self._descent, self._regularisation, self._movement, self._ascent
 
     def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
         y = self._laid_out(y)
@@ -92,8 +101,8 @@ class Program:
         return reached
 
     def _laid_out(self, y: Tensor) -> Tensor:
-        """Return y with a row of its own for each client on a GPU: shared rows would be compiled as another program."""
-        return y.contiguous() if self.fuses else y
+        """Return y with a row of its own for each client: shared rows would be compiled as another program."""
+        return y.contiguous() if self.compiles else y
 
     def _regularise(self, g: Tensor, y: Tensor, norm: Tensor) -> Tensor:
         g = g if self._clip is None else g * (self._clip / norm.clamp(min=self._clip))
@@ -135,6 +144,8 @@ class Compiled:
         self._function = function
         self._programs: dict[object, Callable[..., Any]] = {}
         self.seconds = 0.0
+        self.compilations: dict[str, float] = {}
+        """The number of operations of each compiled program, by its hash."""
 
     def __call__(self, *arguments: Tensor) -> Any:
         shape = tuple((a.shape, a.stride()) for a in arguments)
@@ -155,17 +166,42 @@ class Compiled:
         with written_out.on(), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # `precision` decides this
             traced = make_fx(lambda *given: self._function(*given))(*arguments)
-            with CLOCK.announced(len(traced.graph.nodes), arguments[0].device.type, _hash(traced.code, arguments)):
-                program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
+            operations, key = len(traced.graph.nodes), _hash(traced.code, arguments)
+            spent, before = perf_counter() - began, _cache_counts()
+            with CLOCK.announced(operations, arguments[0].device.type, key, spent) as compilation:
+                with _cacheable():
+                    program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
                 program(*arguments)
+                hit, missed, bypassed = (new - old for new, old in zip(_cache_counts(), before, strict=True))
+                compilation.cached = hit > 0 and missed + bypassed == 0
+                compilation.kept = hit + missed > 0 and bypassed == 0
         self.seconds += perf_counter() - began
+        self.compilations[key] = float(operations)
         return program
+
+
+def _cacheable() -> AbstractContextManager[Any]:
+    """Have Inductor keep programs on the disk for other processes; it keeps none that is traced without symbols."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    return tracing(TracingContext(mode))
+
+
+def _cache_counts() -> tuple[int, int, int]:
+    """Return how many programs Inductor has found on the disk, has stored there, and could not store."""
+    from torch._dynamo.utils import counters
+
+    found = counters["inductor"]
+    return found["fxgraph_cache_hit"], found["fxgraph_cache_miss"], found["fxgraph_cache_bypass"]
 
 
 def _hash(code: str, arguments: tuple[Tensor, ...]) -> str:
     """Identify a program by its operations and the shapes of its arguments."""
     shapes = [(tuple(a.shape), a.stride(), str(a.dtype)) for a in arguments]
-    return hashlib.sha256(f"{code} {shapes}".encode()).hexdigest()[:24]
+    return hashlib.sha256(f"{torch.__version__} {code} {shapes}".encode()).hexdigest()[:24]
 
 
 def can_compile(device: torch.device) -> bool:

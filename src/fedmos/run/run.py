@@ -20,7 +20,7 @@ from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.backend import complete
 from ..engine.cohort_size import cohort_size
-from ..engine.execution_plan import ExecutionPlan, choose_plan, override, resumed_plan
+from ..engine.execution_plan import ExecutionPlan, RoundTimes, choose_plan, override, resumed_plan
 from ..engine.local_backend import LocalBackend
 from ..engine.ranks import Ranks, join
 from ..engine.round import DivergenceError, play_round
@@ -192,7 +192,7 @@ class Run:
             self.callbacks.append(self.display)
         with closing(self), self._attended(), arithmetic(self.task.model.precision):
             self.start()
-            first = self.state.t
+            first, times = self.state.t, self._round_times()
             try:
                 while not self.is_complete() and not self.interrupted:
                     try:
@@ -201,7 +201,10 @@ class Run:
                     except torch.OutOfMemoryError:
                         if not self._halve_chunks():
                             raise
+                        times = None
                         continue
+                    if times is not None:
+                        times.add(record.seconds)
                     self.finish_round(record)
                 return self.finish(interrupted=self.interrupted)
             except KeyboardInterrupt:
@@ -213,6 +216,14 @@ class Run:
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
+
+    def _round_times(self) -> RoundTimes | None:
+        """What stores the times of the first rounds, where later runs choose their engine by them."""
+        spec, backend = self.spec, self.state.backend
+        if override(spec.engine) != "auto" or self.ranks.size > 1 or not isinstance(backend, LocalBackend):
+            return None
+        m = cohort_size(spec.selection, spec.system, len(self.task.data))
+        return RoundTimes(self.task, backend.executor.plan, m)
 
     @property
     def label(self) -> str:
