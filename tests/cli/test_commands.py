@@ -1,5 +1,6 @@
 """The command line: run, compare, list, demo."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def test_run_trains_saves_and_resumes(folder):
     assert done.returncode == 0, done.stderr
     assert "accuracy 0.9" in done.stdout
     assert "not reached" in done.stdout
+    assert re.search(r"engine\W+(loop|batched): ", done.stdout)
     result = fm.Result.load(folder / "runs" / "mos")
     assert len(result.history) == 3
     again = command_line("run", "mos.toml", "--resume", "--set", "rounds=4", cwd=folder)
