@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -114,3 +115,27 @@ class InPlaceKept(Mistake):
 def test_the_loop_refuses_a_step_in_place_that_changes_a_kept_model(quick):
     with pytest.raises(ValueError, match=r"InPlaceKept: 'step' must not change s\['y_0'\] in place"):
         quick(algorithm=InPlaceKept(), engine="loop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(fm.Algorithm):
+    """Keeps a Python number between steps."""
+
+    lr: float = 0.1
+
+    def begin(self, y, c, grad):
+        return {"n": 0}
+
+    def direction(self, y, s, c, grad, k):
+        return grad(y) / (s["n"] + 1), {"n": s["n"] + 1}
+
+    def finish(self, y, s, c, grad):
+        return {"delta": (y - c.x) / s["n"]}, {}
+
+
+def test_s_may_hold_python_numbers(quick):
+    """Also where clients take different numbers of steps."""
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=12, seed=0)
+    how = {"algorithm": Counting(), "data": data, "local_steps": None, "local_epochs": 1, "dtype": torch.float64}
+    loop, batched = (quick(engine=engine, **how) for engine in ("loop", "batched"))
+    assert torch.allclose(loop.params, batched.params, rtol=0, atol=1e-12)

@@ -184,3 +184,26 @@ class ShrinkingStep(fm.local.LocalOptimizer):
 def test_a_model_that_is_changed_in_place_is_refused(quick, engine, algorithm, local):
     with pytest.raises(ValueError, match=f"{type(algorithm).__name__}: .* must not change .* in place"):
         quick(algorithm=algorithm, local=local, engine=engine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrongDirection(fm.Algorithm):
+    lr: float = 0.1
+    wrong: str
+
+    def direction(self, y, s, c, grad, k):
+        return {"number": lambda: 0.0, "short": lambda: grad(y)[..., :2], "name": lambda: s["mm"]}[self.wrong](), s
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ("number", "'direction' must return a direction of shape .*, got 0.0"),
+        ("short", "'direction' must return a direction of shape .*, got a tensor of shape"),
+        ("name", "there is no s\\['mm'\\]; 'begin' or the previous step returned nothing"),
+    ],
+)
+def test_mistakes_are_named_as_without_an_optimiser(quick, wrong, sentence):
+    for local in (None, fm.local.Adam()):
+        with pytest.raises(ValueError, match=f"WrongDirection: {sentence}"):
+            quick(algorithm=WrongDirection(wrong=wrong), local=local)

@@ -82,6 +82,7 @@ def _is_default(algorithm: Algorithm, method: str) -> bool:
     return getattr(getattr(algorithm, method), "__func__", None) is getattr(Algorithm, method)
 
 
-def _where(active: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return the new rows of active clients and the old rows of the others."""
-    return torch.where(active.view(-1, *[1] * (max(new.ndim, 2) - 1)), new, old)
+def _where(active: Tensor, new: Tensor | float, old: Tensor | float) -> Tensor:
+    """Return the new rows of active clients and the old rows of the others; a number counts for every client."""
+    axes = max(new.ndim, 2) if isinstance(new, Tensor) else 2
+    return torch.where(active.view(-1, *[1] * (axes - 1)), new, old)

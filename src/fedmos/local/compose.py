@@ -149,6 +149,11 @@ class _Composed(Algorithm):
                 f"{type(self).__name__}: 'direction' must return a tensor and a dictionary of tensors, got "
                 f"{type(got).__name__}"
             )
+        if not isinstance(got[0], Tensor) or got[0].shape[-1:] != y.shape[-1:]:
+            what = f"a tensor of shape {tuple(got[0].shape)}" if isinstance(got[0], Tensor) else repr(got[0])
+            raise ValueError(
+                f"{type(self).__name__}: 'direction' must return a direction of shape {tuple(y.shape)}, got {what}"
+            )
         d, s_next = got[0].expand_as(y), got[1]
         for link in self._local_chain:
             d, state = link.update(d, y, s, c)
@@ -190,7 +195,10 @@ def _select(vectors: Vectors, fields: list[tuple[str, Any]]) -> Vectors:
 
 def _without(s: Vectors) -> Vectors:
     """Return what belongs to the algorithm itself."""
-    return {name: v for name, v in s.items() if not name.startswith(PREFIX)}
+    own = copy.copy(s)  # of the engine's class, which names unknown names
+    for name in [name for name in s if name.startswith(PREFIX)]:
+        del own[name]
+    return own
 
 
 def _name_and_shape(field: Field) -> tuple[str, Any]:
