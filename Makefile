@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-deploy test-faults test-gpu lint bench bench-limits bench-peers clean
+.PHONY: demo test test-extended test-deploy test-faults test-gpu lint bench bench-limits bench-peers clean
 
 demo: $(READY)        ## compare FedAvg, FedProx and FedMoS on real digits; table and report
 	$(BIN)/fedmos demo
@@ -15,6 +15,9 @@ test: $(READY)        ## lint, check imports and types, and run the tests that C
 	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+test-extended: $(READY)  ## further combinations of methods, selectors and engines, and long single tests
+	$(BIN)/pytest -n 2 --dist worksteal -m extended
 
 test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations, and layers against the loop
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/algorithms -k "trajectory or agree or identity"

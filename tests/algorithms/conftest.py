@@ -3,6 +3,6 @@
 import pytest
 
 
-@pytest.fixture(params=["loop", "batched", "auto"])
+@pytest.fixture(params=["loop", "batched", pytest.param("auto", marks=pytest.mark.extended)])
 def engine(request):
     return request.param

@@ -143,6 +143,7 @@ def test_trajectory(case, work, engine):
 )
 @pytest.mark.parametrize("problem", [QUADRATIC, LOGISTIC], ids=["quadratic", "logistic"])
 @pytest.mark.parametrize("K", [1, 3, 7])
+@pytest.mark.extended
 def test_trajectory_to_twelve_digits(case, problem, K, engine):
     """Full batches, on both federations."""
     result = train(problem, case.make(), engine, local_steps=K)

@@ -42,21 +42,25 @@ def made(kind: type, **common: object) -> object:
 
 
 @pytest.mark.parametrize("name", fm.algorithms())
+@pytest.mark.extended
 def test_every_algorithm_passes(name):
     assert fm.check(made(fm.algorithms()[name], lr=0.05)) == []
 
 
 @pytest.mark.parametrize("name", fm.selectors())
+@pytest.mark.extended
 def test_every_selector_passes(name):
     assert fm.check(made(fm.selectors()[name], m=3, d=5)) == []
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.extended
 def test_every_local_optimizer_passes(optimizer):
     assert fm.check(optimizer) == []
 
 
 @pytest.mark.parametrize("path", sorted(METHODS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.extended
 def test_every_example_of_a_method_passes(path):
     defined = [v for v in runpy.run_path(str(path)).values() if getattr(v, "__module__", "") == "<run_path>"]
     kinds = [v for v in defined if isinstance(v, type) and issubclass(v, fm.Algorithm)]

@@ -213,6 +213,7 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
+@pytest.mark.extended
 def test_workers_of_a_comparison_that_was_killed_end(tmp_path):
     from fedmos.storage import toml
 

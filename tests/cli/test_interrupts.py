@@ -73,6 +73,7 @@ def test_every_command_names_how_to_continue(command, work, continued, tmp_path,
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
+@pytest.mark.extended
 def test_ctrl_c_ends_a_comparison_and_its_workers_without_a_traceback(tmp_path):
     from fedmos.storage import toml
 

@@ -59,6 +59,7 @@ def test_a_changed_file_is_named(folder):
     assert f"there is no file {folder / 'mine.py'}" in refused.stderr
 
 
+@pytest.mark.extended
 def test_a_comparison_and_its_report(folder):
     (folder / "mine.py").write_text(MINE + "\n\nclass Same(Half):\n    share = 1.0\n")
     shared = {name: v for name, v in RUN.items() if name not in ("algorithm", "selection", "target")}

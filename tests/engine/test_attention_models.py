@@ -180,6 +180,7 @@ def compiled(model, data, monkeypatch, **how) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.extended
 def test_compiled_programs_agree(name, monkeypatch):
     torch.manual_seed(0)
     model, data, how = COMPILED[name](), federation(sizes=(3, 3)), {"local_steps": 1}
@@ -194,6 +195,7 @@ TRACED = {name: NETWORKS[name] for name in ("causal and padded encoder",)} | {
 
 
 @pytest.mark.parametrize("name", TRACED)
+@pytest.mark.extended
 def test_programs_for_the_compiler_agree(name, monkeypatch):
     """Programs as they are given to the compiler, which takes long."""
     torch.manual_seed(0)

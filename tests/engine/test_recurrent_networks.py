@@ -196,6 +196,7 @@ def test_impossible_lengths_do_not_pass_for_results():
     assert outputs.isnan().any(-1).tolist() == [[False] * 3, [True, False, False]]
 
 
+@pytest.mark.extended
 def test_a_compiled_network_computes_the_same(monkeypatch):
     """The time loop is one operation of the program, however long it is."""
 

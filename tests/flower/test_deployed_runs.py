@@ -38,12 +38,14 @@ def compare(deployed: Any, case: Case, selector: str, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("case", EACH, ids=str)
+@pytest.mark.extended
 def test_every_algorithm(deployed, case):
     """With a selector that asks for losses, so that x is held before it is needed."""
     compare(deployed, case, "pow-d")
 
 
 @pytest.mark.parametrize("selector", SELECTORS)
+@pytest.mark.extended
 def test_every_selector(deployed, selector):
     compare(deployed, Case("Scaffold", (2, 2)), selector)
 

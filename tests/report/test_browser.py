@@ -225,6 +225,7 @@ def test_long_words_do_not_widen_the_page(tmp_path):
     assert browser.ask(tmp_path / "long.html", OVERFLOW)["overflow"] == 0
 
 
+@pytest.mark.extended
 def test_many_long_runs_are_drawn_by_few_points(tmp_path, large_page):
     """`make bench-limits` measures the time."""
     (tmp_path / "large.html").write_text(large_page, "utf-8")

@@ -44,6 +44,7 @@ def same(one: fm.Result, other: fm.Result) -> bool:
 
 
 @pytest.mark.parametrize("name", sorted(fm.algorithms()))
+@pytest.mark.extended
 def test_every_algorithm_beside_others(name):
     """Seeds, splits, initial weights and step sizes differ."""
     kind = fm.algorithms()[name]

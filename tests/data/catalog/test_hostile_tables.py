@@ -239,6 +239,7 @@ def bombs(folder: Path) -> list[Path]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured the Linux way")
+@pytest.mark.extended
 def test_decompression_bombs_are_refused_before_they_are_decoded(tmp_path):
     made = bombs(tmp_path)
     for path in made:
