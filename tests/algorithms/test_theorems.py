@@ -89,6 +89,7 @@ HETEROGENEOUS = quadratic(sizes=(5, 9, 3, 4), importance=(0.55, 0.05, 0.3, 0.1),
     ],
     ids=["Scaffold 1", "Scaffold 2", "FedDyn", "Mime", "ScaffoldM"],
 )
+@pytest.mark.extended
 def test_drift_is_corrected(make, engine):
     """With everyone, full batches and K > 1, these reach the minimum of Σ p_i f_i …"""
     result = train(HETEROGENEOUS, make(), engine, fm.Full(), rounds=60, local_steps=3)

@@ -65,6 +65,7 @@ def all_finite(result):
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", ["FedAvg", "FedMoS", "Scaffold", "FedHBM", "FedAdam"])
+@pytest.mark.extended
 def test_the_model_stays_finite(quick, told, name, value, engine):
     for clients in (ONE, MANY):
         algorithm = corrupting(BASES[name], importances(told, clients), VALUES[value])

@@ -75,6 +75,7 @@ def same(a: fm.Result, b: fm.Result, tolerance: float = 1e-10) -> None:
 
 
 @pytest.mark.parametrize(("case", "name"), TRAINED, ids=str)
+@pytest.mark.extended
 def test_engines_and_merged_runs_agree(case, name):
     """Client by client, as one program, and beside a run with another step size; steps differ between clients."""
     loop = fm.run(**specification(case, name, engine="loop"))
