@@ -14,30 +14,30 @@ from .job import Job, JobResult
 T = TypeVar("T")
 
 
-class Request(Generic[T]):
+class WorkRequest(Generic[T]):
     """Work that a run waits for. Awaiting it suspends the run's round until the request is answered."""
 
-    def __await__(self) -> Generator[Request[T], T, T]:
+    def __await__(self) -> Generator[WorkRequest[T], T, T]:
         answer = yield self
         return answer
 
 
 @dataclass(frozen=True)
-class JobRequest(Request[JobResult]):
+class JobRequest(WorkRequest[JobResult]):
     """Execute a job."""
 
     job: Job
 
 
 @dataclass(frozen=True)
-class EvaluationRequest(Request[Tensor]):
+class EvaluationRequest(WorkRequest[Tensor]):
     """Evaluate the model x."""
 
     x: Tensor
 
 
 @dataclass(frozen=True)
-class ReadRequest(Request[list[Tensor]]):
+class ReadRequest(WorkRequest[list[Tensor]]):
     """Copy values from the device; with `now`, before any other work is queued."""
 
     values: Sequence[Tensor]
@@ -57,5 +57,5 @@ class RequestQueue:
         return await ReadRequest(values, now)
 
 
-Rounds = Mapping[int, Coroutine[Request[Any], Any, Record]]
+Rounds = Mapping[int, Coroutine[WorkRequest[Any], Any, Record]]
 """By number of the run, a round to play."""

@@ -27,7 +27,7 @@ from .backend import ModelEvaluator
 from .executor import JobExecutor
 from .job import Job, JobResult, pad_job
 from .local_backend import LocalBackend
-from .merge_requests import EvaluationRequest, JobRequest, ReadRequest, Request, RequestQueue, Rounds
+from .merge_requests import EvaluationRequest, JobRequest, ReadRequest, RequestQueue, Rounds, WorkRequest
 from .round import DivergenceError
 from .state import FederatedState
 from .task import Task
@@ -234,7 +234,7 @@ class _Interpreter:
         else:
             self._queue(number, request)
 
-    def _queue(self, number: int, request: Request[Any]) -> None:
+    def _queue(self, number: int, request: WorkRequest[Any]) -> None:
         match request:
             case JobRequest(job):
                 self._jobs.setdefault(self._merged.compatibility(number, job), []).append((number, job))
