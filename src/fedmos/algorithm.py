@@ -153,8 +153,8 @@ class Context:
 class ClientContext(Context):
     """The values that a client knows during its local training. K, p and last are columns, (1,) or (M, 1).
 
-    `key` is the client's random stream in this round, 0-dimensional or (M,): `fedmos.rng.normal(c.key, c.x.shape[-1])`
-    are numbers of its own for each client.
+    `key` is the client's random stream in this round, 0-dimensional or (M,), the same in all its methods and steps.
+    Fold it with the step for new numbers in each: `fedmos.rng.normal(fedmos.rng.fold(c.key, k), y.shape[-1])`.
 
     On a GPU, local training is recorded once and replayed, so t and W are tensors there: compute with them, but do not
     branch on them (an algorithm that does is executed step by step instead). Where several runs train together, x and

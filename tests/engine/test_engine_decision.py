@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedmos.engine.engine_decision import Saving, doubted_since, faster_engine, is_clear, saved_per_step, usual_gain
+from fedmos.engine.engine_decision import Saving, faster_engine, invalid_before, is_clear, saved_per_step, usual_gain
 from fedmos.engine.plan_cache import JobMeasurements
 
 
@@ -37,13 +37,13 @@ def test_the_closer_the_times_the_more_samples_are_needed(batched, samples):
 
 def test_trials_are_doubted_if_rounds_contradict_them():
     trials = {"loop": [1.0, 1.0], "batched": [2.0, 2.0]}
-    assert doubted_since(job(**trials)) == 0
-    assert doubted_since(job(**trials, run_loop=[1.5, 1.4, 1.5])) == 0  # rounds have more to do than gradients
-    assert doubted_since(job(**trials, run_loop=[1.5, 1.5, 0.6])) == 2 * 3600  # the trials were disturbed
-    assert doubted_since(job(**trials, run_batched=[2.0, 2.0, 4.5])) == 2 * 3600  # the machine has changed
-    assert doubted_since(job(**trials, run_batched=[2.0, 4.5, 2.0])) == 0
+    assert invalid_before(job(**trials)) == 0
+    assert invalid_before(job(**trials, run_loop=[1.5, 1.4, 1.5])) == 0  # rounds have more to do than gradients
+    assert invalid_before(job(**trials, run_loop=[1.5, 1.5, 0.6])) == 2 * 3600  # the trials were disturbed
+    assert invalid_before(job(**trials, run_batched=[2.0, 2.0, 4.5])) == 2 * 3600  # the machine has changed
+    assert invalid_before(job(**trials, run_batched=[2.0, 4.5, 2.0])) == 0
     trials = {"loop": [1.0] * 4, "batched": [2.0] * 4}
-    assert doubted_since(job(**trials, run_loop=[1.5, 1.5, 0.6])) == 0  # trials were repeated since
+    assert invalid_before(job(**trials, run_loop=[1.5, 1.5, 0.6])) == 0  # trials were repeated since
 
 
 def test_what_compiling_saves():

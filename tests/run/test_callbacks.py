@@ -190,7 +190,9 @@ class TestEarlyStopping:
         assert (len(result.history), result.interrupted) == (2, False)
 
     def test_a_metric_that_is_not_measured_is_refused(self, given):
-        with pytest.raises(ValueError, match=r"run: 'callbacks' must be one of .*, got 'acuracy' \(did you mean"):
+        with pytest.raises(
+            ValueError, match=r"EarlyStopping: 'metric' must be one of .*, got 'acuracy' \(did you mean"
+        ):
             fm.run(**given, callbacks=[fm.EarlyStopping("acuracy")])
 
     @pytest.mark.parametrize("wrong", [{"patience": 0}, {"min_delta": -1}, {"metric": 3}, {"min_delta": math.nan}])

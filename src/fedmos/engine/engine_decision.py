@@ -1,4 +1,4 @@
-"""What measurements say: which engine is faster, whether that is clear, and whether a compilation pays off."""
+"""Decisions from measurements: which engine is faster, whether that is clear, and whether to compile."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FASTER, _SLOWER = 1.5, 2.0
 """A run contradicts the trials if it is faster than their gradient by the first factor, or slower than an earlier run
 by the second."""
 _GAIN = 0.3
-"""The share of its time that a program usually saves when compiled,"""
+"""The share of its time that a compiled program is assumed to save, until `_GAIN_JOBS` jobs have been measured."""
 _GAIN_JOBS = 3
-"""unless so many jobs of this machine tell."""
+"""The number of measured jobs from which their median is used instead of `_GAIN`."""
 _PROFIT = 1.5
 """A compilation must save this much more time than it takes."""
 
@@ -39,8 +39,8 @@ def is_clear(measured: JobMeasurements) -> bool:
     return any(count >= samples and distance >= factor for samples, factor in _CLEAR)
 
 
-def doubted_since(measured: JobMeasurements) -> float:
-    """Return the time before which trials are contradicted by what a later run observed; 0 if they are not.
+def invalid_before(measured: JobMeasurements) -> float:
+    """Return the time before which trials do not count, because a later run contradicts them; 0 if all count.
 
     A whole round cannot be faster than its gradients: then the trials were disturbed. A run that is far slower than an
     earlier one shows that the machine has changed.

@@ -25,9 +25,9 @@ _log = logging.getLogger("fedmos")
 _TRIAL_SECONDS = 0.05
 """Seconds for one trial of a candidate."""
 _BUDGET_SHARE = 0.02
-"""The share of the run's expected time that repeated trials may take,"""
+"""The share of the run's expected time that repeated trials may take, within `_BUDGET_SECONDS`."""
 _BUDGET_SECONDS = (0.2, 3.0)
-"""but no less and no more than this."""
+"""The least and the most seconds for repeated trials."""
 _COMPILED_TRIALS = 3
 
 

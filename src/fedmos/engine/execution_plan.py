@@ -21,7 +21,7 @@ from ..core.vectorisation_errors import explain
 from .batched import Batched
 from .batches import Chunk
 from .compile_time import CLOCK
-from .engine_decision import Saving, doubted_since, faster_engine, is_clear, saved_per_step, usual_gain
+from .engine_decision import Saving, faster_engine, invalid_before, is_clear, saved_per_step, usual_gain
 from .engine_trials import Workload, measure_compiled, measure_engines
 from .plan_cache import JobMeasurements, cache_path, now, read_measurements, write_measurement
 from .program import can_compile
@@ -144,7 +144,7 @@ def _measured(work: Workload, rounds: int) -> JobMeasurements:
     """Return what is known of the job; it is measured unless the decision is clear and no run has contradicted it."""
     path, known, since = cache_path(), read_measurements(cache_path()).get(work.key), 0.0
     if known is not None:
-        since = doubted_since(known)
+        since = invalid_before(known)
         known = known.since(since)
         if is_clear(known):
             return known

@@ -63,18 +63,18 @@ class LocalBackend:
 
     async def run_phase(self, cohort: Cohort, given: PhaseInput, observer: StepObserver | None = None) -> CohortUpdate:
         partial = await self._train(cohort, given, observer)
-        told = self._exchange.reports(partial)
-        accepted = self._accepted(cohort, given, told)
+        reported = self._exchange.reports(partial)
+        accepted = self._accepted(cohort, given, reported)
         arrived = cohort
         if accepted is not None:
             arrived = Cohort.of(cohort.ids[accepted], cohort.weights[accepted], self.task.data)
         kept, uploads, W = arrived, accepted, None if accepted is None else given.ctx.W
         if given.thin is not None:
-            kept, uploads, W = await self._thinned(cohort, given, arrived, told, partial)
+            kept, uploads, W = await self._thinned(cohort, given, arrived, reported, partial)
         if given.timing is not None:
-            given.timing.record(given.phase, cohort.ids, told.samples, None if given.thin is None else uploads)
+            given.timing.record(given.phase, cohort.ids, reported.samples, None if given.thin is None else uploads)
         gathered = self._exchange.gather(partial)
-        sums, report = total(gathered.sums, partial.rules, kept.weights, W), told.report
+        sums, report = total(gathered.sums, partial.rules, kept.weights, W), reported.report
         updates = partial.take_updates(gathered.rows, uploads)
         return CohortUpdate(
             sums=sums | {name: select(v, uploads) for name, v in gathered.rows.items()},
@@ -86,7 +86,7 @@ class LocalBackend:
         )
 
     async def _thinned(
-        self, cohort: Cohort, given: PhaseInput, arrived: Cohort, told: GatheredReports, partial: PartialUpdate
+        self, cohort: Cohort, given: PhaseInput, arrived: Cohort, reported: GatheredReports, partial: PartialUpdate
     ) -> tuple[Cohort, Tensor, None]:
         """Have the selector choose who uploads, and add these uploads.
 
@@ -94,7 +94,7 @@ class LocalBackend:
             The clients that upload, their mask in the cohort, (S,), and None: their weights are not scaled.
         """
         assert given.thin is not None
-        (report,) = await self.queue.read([told.report])
+        (report,) = await self.queue.read([reported.report])
         here = torch.isin(cohort.ids, arrived.ids)
         kept = arrived.scaled(cohort.W)
         if bool(report[0, here].isfinite().all()):  # otherwise the round is repeated with a check of each update
@@ -171,11 +171,11 @@ class LocalBackend:
         return [chunk for part in parts for chunk in self.executor.chunks(part)]
 
     @staticmethod
-    def _accepted(cohort: Cohort, given: PhaseInput, told: GatheredReports) -> Tensor | None:
+    def _accepted(cohort: Cohort, given: PhaseInput, reported: GatheredReports) -> Tensor | None:
         """Return which clients of the cohort count, (S,); None for all."""
-        accepted = None if given.timing is None else given.timing.in_time(given.phase, cohort.ids, told.samples)
+        accepted = None if given.timing is None else given.timing.in_time(given.phase, cohort.ids, reported.samples)
         if given.policy.check_each:
-            finite = told.report[0].cpu().isfinite()
+            finite = reported.report[0].cpu().isfinite()
             if not (given.policy.drop or bool(select(finite, accepted).all())):
                 raise NonFiniteUpdate(int(select(cohort.ids, both(accepted, ~finite))[0]))
             accepted = both(accepted, finite)

@@ -66,7 +66,7 @@ def _step(
 
 def _start(algorithm: Algorithm, c: ClientContext) -> Tensor:
     """Return the model at which local training starts."""
-    if not callable(algorithm.start):  # GHBM has a field of that name
+    if not callable(algorithm.start):  # a field of that name hides the method
         return c.x
     y = algorithm.start(c)
     check_start(algorithm, y, c)

@@ -47,7 +47,7 @@ def in_training(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name not in AT_START))
 
 
-def sent_apart(names: Sequence[str], declaration: Declaration) -> list[str]:
+def extra_reports(names: Sequence[str], declaration: Declaration) -> list[str]:
     """Return the reports that are sent in addition to the uploads, each once."""
     uploaded = uploaded_numbers(declaration)
     return [name for name in dict.fromkeys(names) if name not in uploaded]

@@ -25,7 +25,7 @@ from .lr_schedule import Decay, decayed
 from .named_tensors import named, unchanged
 from .rank_exchange import collect_states
 from .ranks import Ranks
-from .reports import check_reports, in_training, sent_apart
+from .reports import check_reports, extra_reports, in_training
 from .sampling import CohortSampler
 from .simulated_clock import System
 from .snapshot import Snapshot
@@ -68,7 +68,7 @@ class FederatedState:
         check_reports(chosen, self.declaration, self.task)
         self.reports = in_training((*chosen.reports, *(("update_norm",) if self.update_norms else ())))
         """The reports that clients give from their local training, and the norms that the server takes itself."""
-        self.numbers_up = len(sent_apart(chosen.reports, self.declaration))
+        self.numbers_up = len(extra_reports(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
         self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last)
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)

@@ -1,4 +1,4 @@
-"""Calls of a user's methods seen from outside: which methods a class defines, and what they do to random generators."""
+"""Wrappers around the methods of a user's class, and checks of the global random generators that they may use."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from ..engine.client_store import ClientStore
 from ..engine.cohort import Cohort
 from ..engine.declaration import Declaration
 from ..engine.job import JobResult
-from ..engine.reports import AT_START, sent_apart, update_norm
+from ..engine.reports import AT_START, extra_reports, update_norm
 from ..engine.task import Task
 from ..engine.work_queue import read_values
 from ..evaluation.measurable import measurable
@@ -67,8 +67,8 @@ class FlowerBackend:
         arrived = self._subset(cohort, replies)
         kept, W = arrived, None if len(arrived.ids) == len(cohort.ids) else given.ctx.W
         if thin is not None:
-            told = self._report(arrived, given, received)
-            asked = thin(arrived.scaled(given.ctx.W), dict(zip(given.reports, told[1:], strict=True)))
+            reported = self._report(arrived, given, received)
+            asked = thin(arrived.scaled(given.ctx.W), dict(zip(given.reports, reported[1:], strict=True)))
             received = self._uploads(asked, given)
             kept = self._subset(asked, received)
             W = None if len(kept.ids) == len(asked.ids) else asked.W
@@ -95,7 +95,7 @@ class FlowerBackend:
         kind = wire.PREPARE if given.phase == "prepare" else wire.REPORT if given.thin is not None else wire.TRAIN
         declared = self._reply_policy.reports if given.phase == "train" else ()
         asked = [*(n for n in given.reports if n in declared), *(n for n in declared if n in AT_START)]
-        reports = asked if given.thin is not None else sent_apart(asked, self._declaration)
+        reports = asked if given.thin is not None else extra_reports(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
         dtype, sends_x = self._task.model.dtype, "x" in self._declaration.down
         replies = self._ask(Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x))

@@ -142,8 +142,10 @@ def check_target(target: Mapping[str, float] | None, measurable: list[str]) -> M
     return {metric: float(value) for metric, value in target.items()}
 
 
-def check_metric(option: str, metric: str | None, measurable: list[str]) -> None:
-    """Refuse an option that names a metric which the federation does not measure."""
+def check_metric(owner: str, option: str, metric: str | None, measurable: list[str]) -> None:
+    """Refuse an option of `owner` that names a metric which the federation does not measure."""
     if metric is not None and metric not in measurable:
         hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), measurable)
-        raise ValueError(f"run: '{option}' must be one of {', '.join(measurable)}, got {format_value(metric)}{hint}")
+        raise ValueError(
+            f"{owner}: '{option}' must be one of {', '.join(measurable)}, got {format_value(metric)}{hint}"
+        )

@@ -74,11 +74,11 @@ class Run:
         self._metrics = choose_metrics(self.task, spec.metrics)
         known = [*measurable(self.task), *self._metrics]
         self._target = check_target(spec.target, known)
-        check_metric("keep_best", spec.keep_best, known)
+        check_metric("run", "keep_best", spec.keep_best, known)
         self.callbacks = CallbackList(spec.callbacks)
         for callback in self.callbacks:
             if isinstance(callback, EarlyStopping):
-                check_metric("callbacks", callback.metric, known)
+                check_metric("EarlyStopping", "metric", callback.metric, known)
         self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")

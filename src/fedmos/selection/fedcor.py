@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.validation import check, count, positive, share
-from ..rng import choose, draws, fold
+from ..rng import choose, fold, normal
 from .gaussian_process import fit, greedy
 from .selector import Selector, View, equal
 
@@ -127,6 +127,4 @@ class FedCor(Selector):
 
     def _initial(self, view: View, N: int) -> Tensor:
         """Return normal positions with an expected squared length of one, (dimension, N)."""
-        u = draws(fold(view.key, -1), 2 * self.dimension * N).view(2, self.dimension, N)
-        normal = (-2 * torch.log(1 - u[0])).sqrt() * torch.cos(2 * math.pi * u[1])
-        return normal / math.sqrt(self.dimension)
+        return normal(fold(view.key, -1), self.dimension * N).view(self.dimension, N) / math.sqrt(self.dimension)
