@@ -145,7 +145,7 @@ def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) ->
     with error_location(""):
         known = [*measurable(task), *choose_metrics(task, spec.metrics)]
         check_target(target, known)
-        check_metric("keep_best", spec.keep_best, known)
+        check_metric("run", "keep_best", spec.keep_best, known)
     return known
 
 

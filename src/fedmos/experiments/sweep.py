@@ -57,7 +57,7 @@ def sweep(
     for values in _corners(config):
         known = _with(config, values).check()
         with error_location("sweep"):
-            check_metric("metric", config.sweep.metric, known)
+            check_metric("sweep", "metric", config.sweep.metric, known)
     if (out / CONFIGURATION).exists():
         check_same(f"the search in {out}", _fixed(load(SweepConfig, out / CONFIGURATION)), _fixed(config))
     out.mkdir(parents=True, exist_ok=True)
