@@ -7,7 +7,7 @@ import sys
 # memory alignment of its factors, and so a client's result on which clients share its chunk.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-from . import local, models
+from . import codecs, local, models
 from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
@@ -83,6 +83,7 @@ __all__ = [
     "analysis",
     "availabilities",
     "check",
+    "codecs",
     "compare",
     "datasets",
     "local",

@@ -132,15 +132,41 @@ def at_least(key: Tensor, count: int, p: float) -> Tensor:
         height = _PART // columns
     for some, mask in zip(key.reshape(-1, 1).split(height), rows.split(height), strict=True):
         for more, out in zip(steps.split(columns), mask.split(columns, 1), strict=True):
-            z = some + more
-            other = torch.empty_like(z)
-            for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 0)):
-                torch.bitwise_right_shift(z, bits, out=other)
-                z.bitwise_xor_(other.bitwise_and_((1 << (64 - bits)) - 1))
-                if factor:
-                    z.mul_(signed(factor))
+            z = _mix_(some + more)
             torch.ge(z.bitwise_xor_(-(2**63)), bound, out=out)
     return kept
+
+
+def words(key: Tensor, count: int) -> Tensor:
+    """Return `count` uniform 64-bit numbers of a stream as int64, as a new last axis of `key`.
+
+    Number j is `fold(key, j)`, bit for bit, in fewer operations.
+
+    Args:
+        key: The keys of the streams.
+        count: How many numbers per key.
+    """
+    steps = signed(_GAMMA) * torch.arange(1, count + 1, device=key.device)
+    if key.device.type != "cpu" or key.numel() * count <= _PART:
+        return _mix_(key.unsqueeze(-1) + steps)
+    found = torch.empty((*key.shape, count), dtype=torch.int64)
+    columns = min(count, _PART)  # parts that fit into the cache
+    height = _PART // columns
+    for some, rows in zip(key.reshape(-1, 1).split(height), found.view(-1, count).split(height), strict=True):
+        for more, out in zip(steps.split(columns), rows.split(columns, 1), strict=True):
+            _mix_(torch.add(some, more, out=out))
+    return found
+
+
+def _mix_(z: Tensor) -> Tensor:
+    """Apply the output function of SplitMix64 in place."""
+    other = torch.empty_like(z)
+    for bits, factor in ((30, _MIX_1), (27, _MIX_2), (31, 0)):
+        torch.bitwise_right_shift(z, bits, out=other)
+        z.bitwise_xor_(other.bitwise_and_((1 << (64 - bits)) - 1))
+        if factor:
+            z.mul_(signed(factor))
+    return z
 
 
 def normal(key: Tensor, count: int) -> Tensor:

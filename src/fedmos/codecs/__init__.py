@@ -1,0 +1,20 @@
+"""Codecs: what is sent in place of a vector of numbers.
+
+Example:
+    >>> codec = fm.codecs.Quantize(4)
+    >>> v = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0))  # of three clients
+    >>> fields = codec.encode(v, key=torch.tensor([1, 2, 3]))
+    >>> sum(field.nbytes for field in fields.values()) == 3 * codec.nbytes(1000)
+    True
+    >>> codec.decode(fields, 1000, key=torch.tensor([1, 2, 3])).shape
+    torch.Size([3, 1000])
+"""
+
+from .codec import Codec
+from .float16 import Float16
+from .quantize import Quantize
+from .sign import Sign
+from .streams import uniform
+from .top_k import TopK
+
+__all__ = ["Codec", "Float16", "Quantize", "Sign", "TopK", "uniform"]

@@ -1,0 +1,45 @@
+"""Every codec: bytes as declared, a cohort as row by row, every form of key, inputs unchanged."""
+
+import pytest
+import torch
+
+from helpers.codecs import CODECS, SIZES, decoded, normal, same
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_bytes_are_those_of_the_buffers(codec):
+    for size in SIZES:
+        for dtype in (torch.float32, torch.float64):
+            fields = codec.encode(normal(size, dtype=dtype), 3)
+            assert codec.nbytes(size, dtype) == sum(v.nbytes for v in fields.values())
+            assert list(fields) == list(codec.declare(size))
+        assert codec.nbytes(size) == codec.nbytes(size, torch.float32)
+        codec.check(fields, size)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_cohort_is_encoded_row_by_row(codec, dtype):
+    for size in (1, 9, 1000):
+        v, keys = normal(5, size, dtype=dtype), torch.tensor([3, -(2**62), 0, 7, 2**60 + 1])
+        before = v.clone()
+        cohort = codec.encode(v, keys[:, None])
+        rows = codec.decode(cohort, size, keys[:, None])
+        assert rows.shape == v.shape
+        codec.check(cohort, size)
+        for i, key in enumerate(keys):
+            alone = codec.encode(v[i], key)
+            assert same(alone, {name: field[i] for name, field in cohort.items()})
+            assert torch.equal(codec.decode(alone, size, key), rows[i])
+        assert torch.equal(v, before)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_every_form_of_key(codec):
+    v, key = normal(4, 100), 123456789
+    one = [codec.encode(row, key) for row in v]
+    for form in (key, torch.tensor(key), torch.tensor([key]), torch.full((4,), key), torch.full((4, 1), key)):
+        fields = codec.encode(v, form)
+        for i in range(4):
+            assert same(one[i], {name: field[i] for name, field in fields.items()})
+        assert torch.equal(codec.decode(fields, 100, form), decoded(codec, v, key))
