@@ -141,6 +141,12 @@ FAMILIES = {
     "DistilBert": TEXT | {"dim": E, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "max_position_embeddings": T},
     "GPT2": TEXT | {"n_embd": E, "n_layer": 2, "n_head": 2, "n_positions": T},
 }
+OTHER_FAMILIES = {
+    **dict.fromkeys(("Electra", "Albert", "Deberta", "GPTNeoX", "Phi"), TEXT | SMALL),
+    **{name: TEXT | SMALL | {"max_position_embeddings": T + 4} for name in ("Roberta", "XLMRoberta", "MPNet")},
+    **{name: TEXT | SMALL | {"num_key_value_heads": 1} for name in ("Llama", "Qwen2")},
+    "Mistral": TEXT | SMALL | {"num_key_value_heads": 1, "sliding_window": 3},
+}
 
 
 def hugging_face(family, task, **config) -> nn.Module:
@@ -156,6 +162,41 @@ def test_hugging_face_text_models_with_and_without_attention_masks(family, atten
     model = hugging_face(family, "Sequence", attn_implementation=attention, **FAMILIES[family])
     agree(model, federation(masked=True), local_steps=2)
     agree(model.eval(), local_steps=1)
+
+
+@pytest.mark.parametrize("family", OTHER_FAMILIES)
+@pytest.mark.extended
+def test_further_hugging_face_text_models(family):
+    agree(hugging_face(family, "Sequence", **OTHER_FAMILIES[family]), federation(masked=True), local_steps=2)
+
+
+def test_transformers_is_left_as_it_is():
+    library = pytest.importorskip("transformers.utils.import_utils")
+    before = dict(vars(library))
+    train(hugging_face("Bert", "Sequence", **FAMILIES["Bert"]), federation(masked=True), engine="batched")
+    assert {name: v for name, v in vars(library).items() if v is not before.get(name)} == {}
+
+
+def _ignore_bidirectional_mask_sdpa(mask):  # a name of transformers', in the user's module
+    return mask.all()
+
+
+def test_values_that_the_code_of_a_user_reads_get_no_answer():
+    """Only functions of `transformers` that read masks to omit them are answered."""
+
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(TOKENS, E), nn.Linear(E, 3)
+
+        def forward(self, input_ids, attention_mask):
+            x = self.embed(input_ids)
+            x = x if _ignore_bidirectional_mask_sdpa(attention_mask) else x * attention_mask[:, :, None]
+            return self.head(x.mean(1))
+
+    with pytest.raises(ValueError, match="Reads: it reads the value of a tensor"):
+        train(Reads(), federation(masked=True), engine="batched")
+    assert train(Reads(), federation(masked=True), engine="auto").info["engine"] == "loop"
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

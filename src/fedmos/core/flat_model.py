@@ -26,7 +26,6 @@ from .constant_reads import ConstantReads
 from .dropout import SampleAxis, replace_dropout
 from .embeddings import prepare_embeddings
 from .functional_dropout import FunctionalDropout
-from .hugging_face import support_vmap
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
 from .module_kind import check_batch_norm, plain_module
@@ -79,7 +78,6 @@ class FlatModel:
         self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
         prepare_embeddings(self.module)
         self._dropout = replace_dropout(self.module)
-        support_vmap(self.module)
         self._flags, self._output_function = TrainingFlags(self.module), outputs
         self.training_mode()
         self.mixes_samples = check_batch_norm(self.module)

@@ -22,6 +22,7 @@ from ..rng import fold
 from .cohort_recurrence import PaddedSizes
 from .constant_reads import READS, ConstantReads
 from .dropout import SampleAxis, drop, kept_mask
+from .hugging_face import is_shortcut
 from .recurrent import RECURRENT, by_layer
 
 _ALPHA = -1.7580993408473766
@@ -58,6 +59,8 @@ class FunctionalDropout(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in READS:
             self.needed_by_cohorts = True
+            if is_shortcut(func, args):
+                return False
             return func(*args, **kwargs) if self._reads is None else self._reads.read(func, args, kwargs)
         if func in (torch.dropout, torch.dropout_):
             kwargs = {"training" if name == "train" else name: v for name, v in kwargs.items()}
