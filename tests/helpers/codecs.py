@@ -15,6 +15,18 @@ CODECS = [
     codecs.TopK(0.01),
     codecs.TopK(0.3),
     codecs.TopK(1.0),
+    codecs.RandomK(0.01),
+    codecs.RandomK(0.3, unbiased=False),
+    codecs.RandomK(1.0),
+    codecs.Rotate(),
+    codecs.Rotate(block=8),
+    codecs.Chain([codecs.Rotate(), codecs.Quantize(4)]),
+    codecs.Chain([codecs.TopK(0.1), codecs.Quantize(4)]),
+    codecs.Chain([codecs.RandomK(0.2), codecs.Float16()]),
+    codecs.Chain([codecs.Rotate(16), codecs.TopK(0.1), codecs.Rotate(), codecs.Quantize(3, block=16)]),
+    codecs.Chain([codecs.Rotate(), codecs.Rotate()]),
+    codecs.ErrorFeedback(codecs.Sign()),
+    codecs.ErrorFeedback([codecs.RandomK(0.1), codecs.Quantize(1)]),
 ]
 """Every codec, with several of its options."""
 

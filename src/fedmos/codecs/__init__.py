@@ -10,11 +10,26 @@ Example:
     torch.Size([3, 1000])
 """
 
+from .chain import Chain
 from .codec import Codec
+from .error_feedback import ErrorFeedback
 from .float16 import Float16
 from .quantize import Quantize
+from .random_k import RandomK
+from .rotate import Rotate
 from .sign import Sign
 from .streams import uniform
 from .top_k import TopK
 
-__all__ = ["Codec", "Float16", "Quantize", "Sign", "TopK", "uniform"]
+__all__ = [
+    "Chain",
+    "Codec",
+    "ErrorFeedback",
+    "Float16",
+    "Quantize",
+    "RandomK",
+    "Rotate",
+    "Sign",
+    "TopK",
+    "uniform",
+]

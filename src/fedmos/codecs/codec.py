@@ -48,6 +48,9 @@ class Codec:
     payload: ClassVar[str | None] = None
     """The field of dtype `"float"` that the next codec of a chain encodes; None if nothing is left to encode."""
 
+    feedback: ClassVar[bool] = False
+    """Whether the sender keeps a residual: true of `ErrorFeedback` only."""
+
     def declare(self, size: int) -> Declaration:
         """Return the fields of a vector of `size` numbers: {name: (dtype, number of entries)}.
 
