@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from .cohort_recurrence import CohortRecurrence
 from .constant_reads import ConstantReads
 from .dropout import SampleAxis, replace_dropout
 from .embeddings import prepare_embeddings
+from .frozen_parameters import Copies, private_copy, trainable_parameters
 from .functional_dropout import FunctionalDropout
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
@@ -57,6 +59,7 @@ class FlatModel:
         precision: Precision = None,
         outputs: OutputFunction | None = None,
         layout: InputLayout | None = None,
+        copies: Copies | None = None,
     ) -> None:
         """Make the copy, in training mode.
 
@@ -67,15 +70,14 @@ class FlatModel:
             precision: The precision of products.
             outputs: Takes the tensor of outputs from what the module returns; by default as `pick_output`.
             layout: The inputs of a module that takes several, as keyword arguments.
+            copies: Frozen parameters on the device, which the copies of several runs share.
         """
         model = plain_module(model)
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not trainable:
-            raise ValueError("Cannot train the model because it has no trainable parameters")
+        trainable = trainable_parameters(model)
         self._original, self.layout = model, layout
         if layout is not None:
             layout.check(model)
-        self.module = copy.deepcopy(model).to(device=device, dtype=dtype)
+        self.module = private_copy(model, device, dtype, copies)
         prepare_embeddings(self.module)
         self._dropout = replace_dropout(self.module)
         self._flags, self._output_function = TrainingFlags(self.module), outputs
@@ -151,11 +153,19 @@ class FlatModel:
             digest.update(repr(self.layout).encode())
         if self._output_function is not None:
             digest.update(_attribute_key(self._output_function, here).encode())
-        trainable = {place for places in self._places for place in places}
+        digest.update(self._constants.encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def _constants(self) -> str:
+        """A hash of the names and values of frozen parameters and buffers; "" without any."""
+        trainable, digest, found = {place for places in self._places for place in places}, hashlib.sha256(), False
         for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
             if name not in trainable:
-                digest.update(name.encode() + value.detach().cpu().numpy().tobytes())
-        return digest.hexdigest()
+                found = True
+                digest.update(name.encode())
+                digest.update(value.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest() if found else ""
 
     def initial(self) -> Tensor:
         """Return the initial parameters of the module as a vector."""

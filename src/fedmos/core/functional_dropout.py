@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..kernels.attention import attention
+from ..kernels.client_axis import linear
 from ..rng import fold
 from .cohort_recurrence import PaddedSizes
 from .constant_reads import READS, ConstantReads
@@ -51,7 +52,7 @@ class FunctionalDropout(TorchFunctionMode):
         self._keys, self._positions, self._recorded, self._calls = keys, positions, recorded, 0
         self._reads = reads
         self.needed_by_cohorts = False
-        """Whether the forward pass used attention or read values of tensors, which a cohort's program does in here."""
+        """Whether a cohort's program needs this context: for attention, values of tensors, or rows to be merged."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -69,14 +70,21 @@ class FunctionalDropout(TorchFunctionMode):
             return self._dropout(*args, **kwargs | {"channels": func is not F.dropout})
         if func in (F.alpha_dropout, F.feature_alpha_dropout):
             return self._alpha_dropout(*args, **kwargs | {"channels": func is F.feature_alpha_dropout})
+        if func is F.linear:
+            return self._linear(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             self.needed_by_cohorts = True
-            replaced = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention}
+            replaced = {"dropout": self._dropout, "scaled_dot_product_attention": self._attention} | _PROJECTIONS
             # Another mode, as of `make_fx`, must not get the function as a whole.
             return _with_globals(func, replaced | {"has_torch_function": lambda tensors: False})(*args, **kwargs)
         return by_layer(func, self._between_layers, args)
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Trained weights are substituted by tensors.
+        self.needed_by_cohorts |= isinstance(weight, nn.Parameter) and input.ndim > 2 and not input.is_contiguous()
+        return linear(input, weight, bias)
 
     def _kept(self, x: Tensor, p: float, channels: bool = False, position: SampleAxis | None = None) -> Tensor | None:
         """Return the mask of the next call, or None if calls are recorded only."""
@@ -151,7 +159,7 @@ _REPLACED = frozenset(
     {
         *READS,
         *(torch.dropout, torch.dropout_, *_DROPOUT, F.alpha_dropout, F.feature_alpha_dropout),
-        *(F.scaled_dot_product_attention, F.multi_head_attention_forward, *RECURRENT),
+        *(F.linear, F.scaled_dot_product_attention, F.multi_head_attention_forward, *RECURRENT),
     }
 )
 
@@ -166,6 +174,12 @@ def _with_globals(function: Any, replaced: Mapping[str, Any]) -> Callable[..., A
     new = types.FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
     new.__kwdefaults__ = function.__kwdefaults__
     return new
+
+
+_PROJECTIONS = {"linear": linear} | {
+    name: _with_globals(getattr(F, name), {"linear": linear}) for name in ("_in_projection", "_in_projection_packed")
+}
+"""The functions that project queries, keys and values in `F.multi_head_attention_forward`."""
 
 
 def _attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core.flat_model import FlatModel
+from ..core.frozen_parameters import Copies
 from ..core.losses import Loss
 from ..data.federated import FederatedData
 from ..rng import Purpose, stream
@@ -149,8 +150,7 @@ def total_memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 * 2**30
 
 
-DeviceCache = dict[object, tuple[Tensor, Tensor]]
-"""Tensors on the device by the identity of their source. The source is kept alive, so that its address stays unique."""
+DeviceCache = Copies
 
 _PREPARED = 2**30
 """Bytes. Samples that take no more than this when normalised are normalised once instead of batch by batch."""

@@ -94,7 +94,8 @@ def without_unused_taps(x: Tensor, w: Tensor, stride: int, pad: int) -> tuple[Te
 
 
 # A convolution and its two derivatives. Outside `vmap` they are PyTorch's. Under `vmap`, PyTorch calls their method
-# `vmap` instead, with tensors that have the client axis at dimension in_dims[i].
+# `vmap` instead, with tensors that have the client axis at dimension in_dims[i]. Weights that have none are frozen: the
+# images of all clients are then one batch.
 
 
 class _Convolution(Function):
@@ -117,6 +118,9 @@ class _Convolution(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Any:
+        if in_dims[1] is None:
+            x = _merge_samples(x, in_dims[0])
+            return _split_samples(F.conv2d(x, w, stride=stride, padding=pad), info.batch_size), 0
         shared = in_dims[0] is None
         x, w = _clients_first(info, in_dims, x, w)
         if x.device.type == "cpu":
@@ -145,6 +149,11 @@ class _InputGradient(Function):
     def vmap(
         info: Any, in_dims: Any, dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str
     ) -> Any:
+        if in_dims[1] is None:
+            dy = _merge_samples(dy, in_dims[0])
+            x = empty_channels_last(dy, (len(dy), w.shape[1], h, v))
+            dx = convolution_backward(dy, x, w, stride, pad, 1, (True, False))
+            return _split_samples(dx, info.batch_size), 0
         dy, w = _clients_first(info, in_dims, dy, w)
         if dy.device.type == "cpu":
             return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad), 0
@@ -208,6 +217,17 @@ def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, .
         v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0)
         for v, d in zip(tensors, in_dims, strict=False)
     )
+
+
+def _merge_samples(x: Tensor, dim: int) -> Tensor:
+    """Return images (B, C, H, W) with a client axis at `dim` as (M·B, C, H, W), channels last."""
+    return channels_last(x.movedim(dim, 0).movedim(2, -1).flatten(0, 1).movedim(-1, 1))
+
+
+def _split_samples(x: Tensor, M: int) -> Tensor:
+    """Return (M·B, C, H, W) as (M, B, C, H, W)."""
+    parts: Tensor = x.unflatten(0, (M, -1))
+    return parts
 
 
 def _merge_clients(x: Tensor) -> Tensor:

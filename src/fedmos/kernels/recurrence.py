@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from . import recurrence_ops  # registers the operators
+from .client_axis import is_vectorised, linear
 
 _GATES = recurrence_ops.GATES
 
@@ -65,8 +66,7 @@ def _layer(
     """Return the outputs and last states of one layer; weights and states have an axis of directions in front."""
     w_input, w_state, *more = weights
     (T, B, _), bidirectional = x.shape, len(w_state) == 2
-    both = torch.stack([x, _reversed(x, lengths)]) if bidirectional else x.unsqueeze(0)
-    gates = both.flatten(1, 2) @ w_input.mT
+    gates = _projected([x, _reversed(x, lengths)] if bidirectional else [x], w_input)
     b_state = w_state.new_zeros((len(w_state), w_state.shape[1] if kind == "gru" else 0))
     if bias:
         gates = gates + (more[0] if kind == "gru" else more[0] + more[1]).unsqueeze(1)
@@ -80,6 +80,13 @@ def _layer(
     if not bidirectional:
         return outputs[:, 0], ends
     return torch.cat([outputs[:, 0], _reversed(outputs[:, 1], lengths)], -1), ends
+
+
+def _projected(directions: Sequence[Tensor], w: Tensor) -> Tensor:
+    """Return x wᵀ of each direction, (directions, T · B, …); as one product for all clients if they share weights."""
+    if is_vectorised(directions[0]) and not is_vectorised(w):
+        return torch.stack([linear(x, own).flatten(0, 1) for x, own in zip(directions, w, strict=True)])
+    return _stack(directions).flatten(1, 2) @ w.mT
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:
@@ -104,7 +111,10 @@ def _last(states: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 # The time loop and its derivative. Under `vmap`, PyTorch calls the method `vmap` with tensors that have the client axis
-# at dimension in_dims[i]; clients and directions become one axis.
+# at dimension in_dims[i]. Clients and directions become one axis, or clients and samples if clients share the weights.
+
+_SAMPLES = 1
+"""How far the axis of samples is behind that of directions."""
 
 
 class _Recurrence(Function):
@@ -121,34 +131,51 @@ class _Recurrence(Function):
 
     @staticmethod
     def backward(ctx: Any, d_outputs: Tensor, d_cells: Tensor, _: Any) -> Any:
-        return None, *_RecurrenceBackward.apply(ctx.kind, d_outputs, d_cells, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        trained = any(ctx.needs_input_grad[4:])
+        found = _RecurrenceBackward.apply(ctx.kind, trained, d_outputs, d_cells, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return None, *found[:3], *(found[3:] if trained else (None, None, None))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, kind: str, *tensors: Tensor) -> Any:
-        merged = _merge_clients(info.batch_size, tensors, in_dims[1:], axes=(1, 0, 0, 0, 0, 0))
-        found = _Recurrence.apply(kind, *merged)  # type: ignore[no-untyped-call]
-        return tuple(v.unflatten(1, (info.batch_size, -1)) for v in found), (1, 1, 1)
+        M, dims = info.batch_size, in_dims[1:]
+        shift = _SAMPLES if dims[3:] == (None, None, None) else 0
+        merged = _merge_clients(M, tensors[:3], dims[:3], axes=(1 + shift, shift, shift))
+        weights = tensors[3:] if shift else _merge_clients(M, tensors[3:], dims[3:], axes=(0, 0, 0))
+        found = _Recurrence.apply(kind, *merged, *weights)  # type: ignore[no-untyped-call]
+        return tuple(v.unflatten(1 + shift, (M, -1)) for v in found), (1 + shift,) * 3
 
 
 class _RecurrenceBackward(Function):
     @staticmethod
-    def forward(kind: str, *tensors: Tensor) -> Any:
-        return torch.ops.fedmos.recurrence_backward(kind, *tensors)
+    def forward(kind: str, trained: bool, *tensors: Tensor) -> Any:
+        return torch.ops.fedmos.recurrence_backward(kind, trained, *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, kind: str, *tensors: Tensor) -> Any:
-        merged = _merge_clients(info.batch_size, tensors, in_dims[1:], axes=(1, 1, 0, 0, 0, 0, 1, 1, 1))
-        gates, *rest = _RecurrenceBackward.apply(kind, *merged)  # type: ignore[no-untyped-call]
-        split = (v.unflatten(0, (info.batch_size, -1)) for v in rest)
-        return (gates.unflatten(1, (info.batch_size, -1)), *split), (1, 0, 0, 0, 0, 0)
+    def vmap(info: Any, in_dims: Any, kind: str, trained: bool, *tensors: Tensor) -> Any:
+        M, dims = info.batch_size, in_dims[2:]
+        shift = _SAMPLES if not trained and dims[4:6] == (None, None) else 0
+        axes = (1 + shift, 1 + shift, shift, shift, 0, 0, 1 + shift, 1 + shift, 1 + shift)
+        merged = [
+            v if shift and i in (4, 5) else _merge_clients(M, (v,), (dim,), (axis,))[0]
+            for i, (v, dim, axis) in enumerate(zip(tensors, dims, axes, strict=True))
+        ]
+        gates, h, c, *weights = _RecurrenceBackward.apply(kind, trained, *merged)  # type: ignore[no-untyped-call]
+        states = (v.unflatten(shift, (M, -1)) for v in (h, c))
+        of_weights = weights if shift else [v.unflatten(0, (M, -1)) for v in weights]
+        return (gates.unflatten(1 + shift, (M, -1)), *states, *of_weights), (
+            1 + shift,
+            shift,
+            shift,
+            *((None,) * 3 if shift else (0,) * 3),
+        )
 
 
 def _merge_clients(M: int, tensors: Sequence[Tensor], dims: Sequence[int | None], axes: Sequence[int]) -> list[Tensor]:
-    """Return the tensors with the client axis, if they have one, merged into the axis of directions (`axes`)."""
+    """Return the tensors with the client axis, if they have one, merged into another axis of each (`axes`)."""
     merged = []
     for v, dim, axis in zip(tensors, dims, axes, strict=True):
         clients = v.unsqueeze(axis) if dim is None else v.movedim(dim, axis)

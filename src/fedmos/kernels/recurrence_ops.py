@@ -83,6 +83,7 @@ def _rnn(kind: str, gates: Tensor, h: Tensor, w: Tensor) -> Forward:
 @torch.library.custom_op("fedmos::recurrence_backward", mutates_args=())
 def _recurrence_backward(
     kind: str,
+    trained: bool,
     d_outputs: Tensor,
     d_cells: Tensor,
     h: Tensor,
@@ -93,17 +94,18 @@ def _recurrence_backward(
     cells: Tensor,
     kept: Tensor,
 ) -> Gradients:
-    """Return the gradients of gates, h, c, w, bias and projection."""
+    """Return the gradients of gates, h, c and, if `trained`, of w, bias and projection; without, these are empty."""
     if kind == "lstm":
-        return _lstm_backward(d_outputs, d_cells, h, c, w, projection, outputs, cells, kept)
+        return _lstm_backward(trained, d_outputs, d_cells, h, c, w, projection, outputs, cells, kept)
     if kind == "gru":
-        return _gru_backward(d_outputs, h, w, outputs, kept)
-    return _rnn_backward(kind, d_outputs, h, w, outputs)
+        return _gru_backward(trained, d_outputs, h, w, outputs, kept)
+    return _rnn_backward(kind, trained, d_outputs, h, w, outputs)
 
 
 @_recurrence_backward.register_fake
 def _(
     kind: str,
+    trained: bool,
     d_outputs: Tensor,
     d_cells: Tensor,
     h: Tensor,
@@ -116,12 +118,15 @@ def _(
 ) -> Gradients:
     N, G, _ = w.shape
     gates = outputs.new_empty((*outputs.shape[:3], G))
+    dh, dc = outputs.new_empty(h.shape), outputs.new_empty(c.shape)
+    if not trained:
+        return gates, dh, dc, *_nothing(w)
     bias = outputs.new_empty((N, G if kind == "gru" else 0))
-    dh, dc, dw, dp = (outputs.new_empty(v.shape) for v in (h, c, w, projection))
-    return gates, dh, dc, dw, bias, dp
+    return gates, dh, dc, outputs.new_empty(w.shape), bias, outputs.new_empty(projection.shape)
 
 
 def _lstm_backward(
+    trained: bool,
     d_outputs: Tensor,
     d_cells: Tensor,
     h: Tensor,
@@ -147,12 +152,15 @@ def _lstm_backward(
         dc[t].addcmul_(dc[t + 1], f[t])
         dh[t].baddbmm_(d_gates[t].flatten(-2), w)
     dg = d_gates.flatten(-2)
-    dp = _weight_gradient(dh[1:], tanh_c * o) if projection.numel() else torch.empty_like(projection)
     # Copies, because an operator must not return parts of one tensor.
-    return dg, dh[0].clone(), dc[0].clone(), _weight_gradient(dg, _shifted(h, outputs)), dg.new_empty((len(w), 0)), dp
+    states = dh[0].clone(), dc[0].clone()
+    if not trained:
+        return dg, *states, *_nothing(w)
+    dp = _weight_gradient(dh[1:], tanh_c * o) if projection.numel() else torch.empty_like(projection)
+    return dg, *states, _weight_gradient(dg, _shifted(h, outputs)), dg.new_empty((len(w), 0)), dp
 
 
-def _gru_backward(d_outputs: Tensor, h: Tensor, w: Tensor, outputs: Tensor, kept: Tensor) -> Gradients:
+def _gru_backward(trained: bool, d_outputs: Tensor, h: Tensor, w: Tensor, outputs: Tensor, kept: Tensor) -> Gradients:
     r, z, n, state_n = kept.chunk(4, -1)
     before = _shifted(h, outputs)
     # The derivatives of r, z and n with respect to the output; of what the state contributes to n, another factor r.
@@ -164,20 +172,29 @@ def _gru_backward(d_outputs: Tensor, h: Tensor, w: Tensor, outputs: Tensor, kept
         torch.mul(dh[t + 1].unsqueeze(-2), by_h[t], out=d_state[t])
         dh[t].addcmul_(dh[t + 1], z[t]).baddbmm_(d_state[t].flatten(-2), w)
     dg = torch.cat([d_state[..., :2, :].flatten(-2), dh[1:] * by_n], -1)
+    states = dh[0].clone(), h.new_empty((*h.shape[:2], 0))
+    if not trained:
+        return dg, *states, *_nothing(w)
     ds = d_state.flatten(-2)
-    nothing = w.new_empty((len(w), 0, 0))
-    return dg, dh[0].clone(), h.new_empty((*h.shape[:2], 0)), _weight_gradient(ds, before), ds.sum((0, 2)), nothing
+    return dg, *states, _weight_gradient(ds, before), ds.sum((0, 2)), w.new_empty((len(w), 0, 0))
 
 
-def _rnn_backward(kind: str, d_outputs: Tensor, h: Tensor, w: Tensor, outputs: Tensor) -> Gradients:
+def _rnn_backward(kind: str, trained: bool, d_outputs: Tensor, h: Tensor, w: Tensor, outputs: Tensor) -> Gradients:
     slope = 1 - outputs * outputs if kind == "rnn_tanh" else (outputs > 0).to(outputs.dtype)
     dh, dg = _with_start(d_outputs), torch.empty_like(outputs)
     for t in reversed(range(len(outputs))):
         torch.mul(dh[t + 1], slope[t], out=dg[t])
         dh[t].baddbmm_(dg[t], w)
+    states = dh[0].clone(), h.new_empty((*h.shape[:2], 0))
+    if not trained:
+        return dg, *states, *_nothing(w)
     dw = _weight_gradient(dg, _shifted(h, outputs))
-    nothing = w.new_empty((len(w), 0))
-    return dg, dh[0].clone(), h.new_empty((*h.shape[:2], 0)), dw, nothing, nothing.unsqueeze(-1).clone()
+    return dg, *states, dw, w.new_empty((len(w), 0)), w.new_empty((len(w), 0, 0))
+
+
+def _nothing(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what stands for the gradients of weights that are not trained."""
+    return w.new_empty((len(w), 0)), w.new_empty((len(w), 0)), w.new_empty((len(w), 0))
 
 
 def _copy(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ Example:
 
 from .fold import fold_batchnorm
 from .images import cnn_cifar, cnn_digits, cnn_mnist, lenet, logistic, mlp, mlp_cifar
+from .lora import lora, merge_lora
 from .norm import GroupNorm, convert_batchnorm
 from .pretrained import mobilenet_v2, vit_b16
 from .resnet import resnet18, resnet20
@@ -26,6 +27,8 @@ __all__ = [
     "fold_batchnorm",
     "lenet",
     "logistic",
+    "lora",
+    "merge_lora",
     "mlp",
     "mlp_cifar",
     "mobilenet_v2",

@@ -21,14 +21,19 @@ from .spec import RunSpec
 
 
 def build_task(
-    spec: RunSpec, device: torch.device, data: FederatedData, origin: tuple[Tensor, Tensor] | None = None
+    spec: RunSpec,
+    device: torch.device,
+    data: FederatedData,
+    origin: tuple[Tensor, Tensor] | None = None,
+    device_cache: DeviceCache | None = None,
 ) -> Task:
     """Combine the model and the options of local training with data that is on the device already.
 
-    `origin` holds the seed and the number of each client where `data` is a part of the federation.
+    `origin` holds the seed and the number of each client where `data` is a part of the federation. Frozen parameters
+    found in `device_cache` are not copied again.
     """
     task = Task(
-        model=FlatModel(spec.model, device, spec.dtype, spec.precision, spec.outputs, data.layout),
+        model=FlatModel(spec.model, device, spec.dtype, spec.precision, spec.outputs, data.layout, device_cache),
         data=data,
         loss=Loss(spec.loss),
         seed=spec.seed,
@@ -88,7 +93,7 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
 
     Args:
         spec: the options of the run.
-        device_cache: samples that other runs have copied to the device.
+        device_cache: samples and frozen parameters that other runs have copied to the device.
     """
     device = find_device(spec.device)
     check_precision(spec.precision, spec.dtype, device)
@@ -96,6 +101,7 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
     check_parts(spec)
     if device.type == "cpu":
         keep_memory()
-    task = build_task(spec, device, on_device(spec.data, device, spec.dtype, device_cache))
+    data = on_device(spec.data, device, spec.dtype, device_cache)
+    task = build_task(spec, device, data, device_cache=device_cache)
     check_fit(task)
     return task

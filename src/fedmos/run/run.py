@@ -65,7 +65,7 @@ class Run:
 
         Args:
             spec: the options of the run.
-            device_cache: samples that other runs have copied to the device.
+            device_cache: samples and frozen parameters that other runs have copied to the device.
             make_backend: makes the backend that trains the clients.
         """
         join()
