@@ -91,9 +91,12 @@ def partitions() -> dict[str, type[Any]]:
 
 
 def models() -> dict[str, Callable[..., torch.nn.Module]]:
-    """Return the model functions by name."""
+    """Return the model functions by name, without those that change a given model."""
     found = {name: getattr(_models, name) for name in _models.__all__}
-    return {name: make for name, make in found.items() if "seed" in inspect.signature(make).parameters}
+    parameters = {name: inspect.signature(make).parameters for name, make in found.items()}
+    return {
+        name: make for name, make in found.items() if "seed" in parameters[name] and "model" not in parameters[name]
+    }
 
 
 def datasets() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from ..core.formatting import format_value
 from ..core.validation import require
 from ..core.validation import seed as seed_rule
+from ..models import lora
 from ..models.seeded import seeded
 from . import registry
-from .build import build, takes
+from .build import build, construct, takes
+from .errors import ConfigError
 from .fields import Choice
 from .own_classes import is_own, with_absolute_paths
 
@@ -44,7 +48,23 @@ def stored_model(folder: Path, info: Mapping[str, Any]) -> nn.Module | None:
 
 
 def build_model(choice: Choice, seed: int) -> nn.Module:
-    """Build a model. Its initial weights follow the run's seed unless the table `model` has a seed."""
+    """Build a model. Its initial weights follow the run's seed unless the table `model` has a seed.
+
+    With a table `lora`, its weights are frozen and it has adapters, unless it is a class of the user that has a
+    parameter of this name.
+    """
+    adapters = choice.fields.get("lora")
+    if adapters is None or (is_own(choice.name) and takes("model.name", choice.name, "lora")):
+        return _build_plain(choice, seed)
+    if not isinstance(adapters, Mapping):
+        raise ConfigError(f"model.lora: must be a table with rank and targets, got {format_value(adapters)}")
+    make = functools.partial(lora, _build_plain(choice.without("lora"), seed))
+    model: nn.Module = construct("model.lora", "lora", make, {"seed": seed} | dict(adapters))
+    return model
+
+
+def _build_plain(choice: Choice, seed: int) -> nn.Module:
+    """Build a model without adapters."""
     chosen = choice if "seed" in choice.fields else choice.but(seed=seed)
     if is_own(choice.name) and not takes("model.name", choice.name, "seed"):
         require("model", "seed", chosen.fields["seed"], seed_rule)

@@ -8,9 +8,9 @@ Example:
     21840
 """
 
+from .adapters import lora, merge_lora
 from .fold import fold_batchnorm
 from .images import cnn_cifar, cnn_digits, cnn_mnist, lenet, logistic, mlp, mlp_cifar
-from .lora import lora, merge_lora
 from .norm import GroupNorm, convert_batchnorm
 from .pretrained import mobilenet_v2, vit_b16
 from .resnet import resnet18, resnet20
