@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmos.rng import Purpose, at_least, choose, draws, fold, permute, stream, uniform
+from fedmos.rng import Purpose, at_least, choose, draws, fold, permute, stream, uniform, words
 from helpers import fresh
 
 
@@ -103,3 +103,9 @@ def test_comparisons_with_a_bound_are_those_of_the_numbers(shape, count, p):
     key = torch.randint(-(2**63), 2**63 - 1, shape, generator=torch.Generator().manual_seed(0))
     expected = uniform(fold(key.unsqueeze(-1), torch.arange(count))) >= p
     assert torch.equal(at_least(key, count, p), expected)
+
+
+@pytest.mark.parametrize(("keys", "count"), [((), 5), ((3,), 0), ((7,), 100), ((5,), 20_000), ((2, 3), 40_000)])
+def test_words_are_folded_keys(keys, count):
+    key = stream(0, 0, torch.arange(max(1, torch.Size(keys).numel())), Purpose.ALGORITHM).reshape(keys)
+    assert torch.equal(words(key, count), fold(key.unsqueeze(-1), torch.arange(count)))

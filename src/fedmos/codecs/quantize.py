@@ -83,7 +83,7 @@ class Quantize(Codec):
     def encode(self, v: Tensor, key: Tensor | int) -> Fields:
         size, n = v.shape[-1], self._intervals
         blocks = in_blocks(v, self._block(size))
-        scales = in_float32(torch.linalg.vector_norm(blocks, torch.inf, dim=-1))
+        scales = in_float32(blocks.abs().amax(dim=-1))
         level = blocks / torch.where(scales == 0, 1, scales).unsqueeze(-1)
         # Levels start at 0. Truncation rounds down, so half a level, or a random part of one, is added.
         level = level.mul_(n / 2).add_(n / 2 + 0.5).flatten(-2)

@@ -61,23 +61,23 @@ class Rotate(Codec):
         return {"values": ("float", size)}
 
     def encode(self, v: Tensor, key: Tensor | int) -> Fields:
-        block, main = self._parts(v.shape[-1])
+        size = v.shape[-1]
+        block, main = self._parts(size)
         signs = _signs(key, v, main + block)
-        turned = _transform(v[..., :main] * signs[..., :main], block)
-        if main < v.shape[-1]:
-            turned = torch.cat([turned, v[..., main:]], dim=-1)
-            turned[..., -block:] = _transform(turned[..., -block:] * signs[..., main:], block)
+        turned = v.clone(memory_format=torch.contiguous_format)
+        _transform_(turned[..., :main], signs[..., :main], block)
+        if main < size:
+            _transform_(turned[..., -block:], signs[..., main:], block)
         return {"values": turned}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
         block, main = self._parts(size)
-        turned = fields["values"]
-        signs = _signs(key, turned, main + block)
+        v = fields["values"].clone(memory_format=torch.contiguous_format)
+        signs = _signs(key, v, main + block)
         if main < size:
-            last = _transform(turned[..., -block:], block, inverse=True) * signs[..., main:]
-            turned = torch.cat([turned[..., :-block], last], dim=-1)
-        v = _transform(turned[..., :main], block, inverse=True).mul_(signs[..., :main])
-        return v if main == size else torch.cat([v, turned[..., main:]], dim=-1)
+            _transform_(v[..., -block:], signs[..., main:], block, inverse=True)
+        _transform_(v[..., :main], signs[..., :main], block, inverse=True)
+        return v
 
     def _parts(self, size: int) -> tuple[int, int]:
         """Return the length of a block, and the number of coordinates in whole blocks."""
@@ -88,36 +88,60 @@ class Rotate(Codec):
 def _signs(key: Tensor | int, v: Tensor, count: int) -> Tensor:
     """Return `count` random signs per row, in the dtype of v."""
     bits = words(key, v.shape[:-1], -(-count // 64), v.device).view(torch.uint8)
-    return unpack(bits, 1, 8 * bits.shape[-1])[..., :count].to(v.dtype).mul_(-2).add_(1)
+    signs = unpack(bits, 1, 8 * bits.shape[-1])[..., :count].to(v.dtype).mul_(-2).add_(1)
+    return signs.expand(*v.shape[:-1], count)
 
 
-def _transform(v: Tensor, block: int, inverse: bool = False) -> Tensor:
-    """Return the orthogonal Walsh-Hadamard transform of every block of (…, n), with permuted coefficients.
+def _transform_(v: Tensor, signs: Tensor, block: int, inverse: bool = False) -> None:
+    """Apply signs and the orthogonal Walsh-Hadamard transform to every block of (…, n), in place; or the inverse.
 
-    A block is a matrix, whose columns are transformed, and then those of its transpose. The transpose is not undone:
-    the inverse takes the steps with a matrix of the other shape.
+    A block is a matrix, whose columns are transformed, and then those of its transpose. The transpose is not undone,
+    which permutes the coefficients: the inverse takes the same steps with a matrix of the other shape.
     """
     levels = block.bit_length() - 1
     rows, columns = 1 << (levels // 2), 1 << (levels - levels // 2)
     if inverse:
         rows, columns = columns, rows
-    turned = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    factors = signs * (1 / math.sqrt(block))
+    blocks, factors = (x.reshape(-1, x.shape[-1]).unflatten(-1, (-1, block)) for x in (v, factors))
     # Parts are independent of each other: their size changes the speed, and not the result.
-    height = max(1, _PART // block) if v.device.type == "cpu" else max(1, v.numel() // block)
-    for part, out in zip(v.reshape(-1, block).split(height), turned.view(-1, block).split(height), strict=True):
-        once = _columns(part.reshape(-1, rows, columns))
-        torch.mul(_columns(once.mT.contiguous()), 1 / math.sqrt(block), out=out.view(-1, columns, rows))
-    return turned
+    most = max(1, _PART // block) if v.device.type == "cpu" else blocks.shape[0] * blocks.shape[1]
+    wide = min(most, blocks.shape[1])
+    high = min(most // wide, blocks.shape[0])
+    first, second = _Butterflies(high * wide, rows, columns, v), _Butterflies(high * wide, columns, rows, v)
+    for rows_of, factors_of in zip(blocks.split(high), factors.split(high), strict=True):
+        for part, factor in zip(rows_of.split(wide, 1), factors_of.split(wide, 1), strict=True):
+            start, end = first.input_for(part), second.output_for(part)
+            start.copy_(part) if inverse else torch.mul(part, factor, out=start)
+            second.input.copy_(first.run().mT)
+            second.run()
+            torch.mul(end, factor, out=part) if inverse else part.copy_(end)
 
 
-def _columns(x: Tensor) -> Tensor:
-    """Return the Walsh-Hadamard transform of every column of (n, rows, columns), without its factor."""
-    n, rows, columns = x.shape
-    half, buffers = 1, (torch.empty_like(x), torch.empty_like(x))
-    while half < rows:
-        into, other = buffers
-        pairs, out = (v.view(n, rows // (2 * half), 2, half * columns) for v in (x, into))
-        torch.add(pairs[:, :, 0], pairs[:, :, 1], out=out[:, :, 0])
-        torch.sub(pairs[:, :, 0], pairs[:, :, 1], out=out[:, :, 1])
-        x, buffers, half = into, (other, into), 2 * half
-    return x
+class _Butterflies:
+    """The Walsh-Hadamard transform of every column of (n, rows, columns), without its factor, in memory of its own."""
+
+    def __init__(self, n: int, rows: int, columns: int, like: Tensor) -> None:
+        self.input = x = like.new_zeros(n, rows, columns)
+        other, half = torch.zeros_like(x), 1
+        self._steps = []
+        while half < rows:
+            pairs, out = (v.view(n, rows // (2 * half), 2, half * columns) for v in (x, other))
+            self._steps.append((pairs[:, :, 0], pairs[:, :, 1], out[:, :, 0], out[:, :, 1]))
+            x, other, half = other, x, 2 * half
+        self.output = x
+
+    def run(self) -> Tensor:
+        """Transform the input and return the output; the input is overwritten."""
+        for a, b, total, difference in self._steps:
+            torch.add(a, b, out=total)
+            torch.sub(a, b, out=difference)
+        return self.output
+
+    def input_for(self, part: Tensor) -> Tensor:
+        """Return the memory of the input in the shape of `part`, (rows of vectors, blocks, block)."""
+        return self.input.view(-1, part.shape[-1])[: part.shape[0] * part.shape[1]].view(part.shape)
+
+    def output_for(self, part: Tensor) -> Tensor:
+        """Return the memory of the output in the shape of `part`."""
+        return self.output.view(-1, part.shape[-1])[: part.shape[0] * part.shape[1]].view(part.shape)

@@ -27,7 +27,8 @@ def column(key: Tensor | int, rows: torch.Size, device: torch.device) -> Tensor:
         return torch.full((1,) * (len(rows) + 1), rng.signed(key), device=device)
     count = rows.numel()
     if not isinstance(key, Tensor) or key.dtype != torch.int64 or key.numel() not in (1, count):
-        raise ValueError(f"encode: 'key' must be an int, or an int64 tensor of 1 or {count} keys, got {_form(key)}")
+        keys = "one key" if count == 1 else f"one key or {count}"
+        raise ValueError(f"Codec: 'key' must be an int, or an int64 tensor of {keys}, got {_form(key)}")
     key = key.to(device)
     return key.reshape(-1, 1) if len(rows) else key.reshape(1)
 
