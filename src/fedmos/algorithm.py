@@ -272,6 +272,14 @@ class Algorithm:
         """How the uploads of the extra phase are summed; each sum replaces the server state of that name."""
         return {}
 
+    @property
+    def tracked(self) -> Sequence[str]:
+        """Uploads that are the change of a client's state which the server follows, as SCAFFOLD's c_i⁺ − c_i.
+
+        Where a codec loses a part of such a change, the next change contains it, so error feedback is not applied.
+        """
+        return ()
+
     def init(self, x: Tensor) -> Vectors:
         """Return the initial server or client state that is not zero.
 
@@ -329,6 +337,18 @@ class Algorithm:
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         """Return the upload of a client and its new state; state that is not returned stays unchanged."""
         return {"delta": y - c.x}, {}
+
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
+        """Return the new state of a client whose upload was coded (the option `uplink`): by default `own`.
+
+        Override it where the server follows the clients' state by the uploads, so that both use the same numbers.
+
+        Args:
+            upload: The upload as the server decodes it.
+            own: The new state that `finish` returned.
+            c: The client's context.
+        """
+        return own
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         """Perform the server step.

@@ -82,6 +82,7 @@ class ScaffoldM(FedAvgMom):
     down = ("x", "m", "c")
     up = ("delta", "change")
     reduce = FedAvgMom.reduce | {"C": ("change", "p")}
+    tracked = ("change",)
 
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
         return {"sum": torch.zeros_like(y)}
@@ -94,6 +95,9 @@ class ScaffoldM(FedAvgMom):
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         c_i = s["sum"] / c.K
         return {"delta": y - c.x, "change": c_i - c.own["c_i"]}, {"c_i": c_i}
+
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
+        return {"c_i": c.own["c_i"] + upload["change"]}  # keeps c = Σ p_i c_i
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         x, new = super().server(x, state, agg, ctx)

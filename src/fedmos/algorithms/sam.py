@@ -91,6 +91,9 @@ class FedSpeed(Algorithm):
         delta = y - c.x
         return {"delta": delta}, {"h_i": c.own["h_i"] + delta}
 
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
+        return own | {"h_i": c.own["h_i"] + upload["delta"]}  # keeps h = Σ p_i h_i
+
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         h = state["h"] + agg["P"]
         return x + agg["A"] + h, {"h": h}

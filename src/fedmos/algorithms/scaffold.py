@@ -43,6 +43,7 @@ class Scaffold(Algorithm):
     down = ("x", "c")
     up = ("delta", "change")
     reduce = {"A": ("delta", "w"), "C": ("change", "p")}
+    tracked = ("change",)
 
     def __post_init__(self) -> None:
         check(self, lr=positive, server_lr=positive, option=one_of(1, 2))
@@ -54,6 +55,9 @@ class Scaffold(Algorithm):
         delta = y - c.x
         c_i = grad.full(c.x) if self.option == 1 else c.own["c_i"] - c.msg["c"] - delta / (c.K * c.lr)
         return {"delta": delta, "change": c_i - c.own["c_i"]}, {"c_i": c_i}
+
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
+        return {"c_i": c.own["c_i"] + upload["change"]}  # keeps c = Σ p_i c_i
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {"c": state["c"] + agg["C"]}

@@ -23,6 +23,7 @@ from .fields import (
     FinalOf,
     Flag,
     Grid,
+    LinkChoice,
     LocalChoice,
     Name,
     Seed,
@@ -33,7 +34,7 @@ from .fields import (
     non_empty_list,
     one_of_names,
 )
-from .training import Training, build_local, check_model_and_target
+from .training import Training, build_link, build_local, check_model_and_target
 
 
 class Method(Strict):
@@ -44,6 +45,10 @@ class Method(Strict):
     selection: Choice
     local: LocalChoice | None = None
     """Local optimisers of this method; by default those of the comparison."""
+    uplink: LinkChoice | None = None
+    """Codecs of this method's uploads; by default those of the comparison."""
+    downlink: LinkChoice | None = None
+    """Codecs of what this method's server sends; by default those of the comparison."""
     grid: Grid | None = None
     """Values to try for fields of the algorithm, in all combinations; `lr` here replaces the step sizes of `tune`."""
 
@@ -180,8 +185,12 @@ class CompareConfig(Training):
 
     def own_options(self, method: Method) -> dict[str, Any]:
         """Return the arguments of `fm.run` that a method has in place of the comparison's."""
-        where = f"methods.{self.methods.index(method)}.local"
-        return {} if method.local is None else {"local": build_local(where, method.local)}
+        where = f"methods.{self.methods.index(method)}"
+        given = {} if method.local is None else {"local": build_local(f"{where}.local", method.local)}
+        for name in ("uplink", "downlink"):
+            if (link := getattr(method, name)) is not None:
+                given[name] = build_link(f"{where}.{name}", link)
+        return given
 
     def _variants(self, method: Method) -> Iterator[Choice]:
         """Every variant of a method's algorithm in the comparison."""

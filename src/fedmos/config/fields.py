@@ -283,5 +283,31 @@ LocalChoice = Annotated[
 """A local optimiser, or a list of them."""
 
 
+def _kind_of_link(v: Any) -> str:
+    if isinstance(v, list | tuple):
+        return "list"
+    return "table" if isinstance(v, Choice) or not isinstance(v, dict) or "name" in v else "names"
+
+
+def _named_codecs(v: Any) -> Any:
+    if len(v) > MAX_ENTRIES or not v:
+        raise ValueError(f"must be a table with a name, or have 1 to {MAX_ENTRIES:,} names of vectors")
+    return v
+
+
+Codecs = Annotated[
+    Annotated[Choice, Tag("table")] | Annotated[list[Choice], non_empty_list, Tag("list")],
+    Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
+]
+"""A codec, or a list of them."""
+LinkChoice = Annotated[
+    Annotated[Choice, Tag("table")]
+    | Annotated[list[Choice], non_empty_list, Tag("list")]
+    | Annotated[dict[str, Codecs], BeforeValidator(_named_codecs), Tag("names")],
+    Discriminator(_kind_of_link),
+]
+"""A codec, a list of them, or either by the name of the vector."""
+
+
 def _tuples(value: Any) -> Any:
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 import torch
 
 from .. import algorithms as _algorithms
+from .. import codecs as _codecs
 from .. import local as _local
 from .. import models as _models
 from .. import selection as _selection
 from ..algorithm import Algorithm
+from ..codecs.codec import Codec
 from ..core import schedules as _schedules
 from ..data import datasets as _datasets
 from ..data import partition as _partition
@@ -62,6 +64,12 @@ def _kinds(base: type[K]) -> dict[str, type[K]]:
 def local_optimizers() -> dict[str, type[Any]]:
     """Return the local optimisers by name."""
     return {name: getattr(_local, name) for name in _local.__all__ if name != "LocalOptimizer"}
+
+
+def codecs() -> dict[str, type[Codec]]:
+    """Return the codecs by name."""
+    found = {name: getattr(_codecs, name) for name in _codecs.__all__}
+    return {name: kind for name, kind in found.items() if inspect.isclass(kind) and kind is not Codec}
 
 
 def profiles() -> dict[str, type[Any]]:

@@ -11,6 +11,7 @@ import torch
 from pydantic import create_model, model_validator
 
 from ..algorithm import Algorithm
+from ..codecs.codec import Codec
 from ..core.formatting import format_value
 from ..core.losses import NAMES
 from ..core.validation import suggest, whole_number
@@ -123,6 +124,7 @@ class Training(TrainingOptions):
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
         given["local"] = build_local("local", self.local)
+        given |= {name: build_link(name, getattr(self, name)) for name in ("uplink", "downlink")}
         return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
@@ -135,6 +137,15 @@ def build_local(where: str, given: Choice | list[Choice] | None) -> Any:
     if isinstance(given, list):
         return [build(f"{where}.{i}", choice, registry.local_optimizers()) for i, choice in enumerate(given)]
     return None if given is None else build(where, given, registry.local_optimizers())
+
+
+def build_link(where: str, given: Choice | list[Choice] | Mapping[str, Choice | list[Choice]] | None) -> Any:
+    """Build the codecs of a configuration."""
+    if isinstance(given, Mapping):
+        return {name: build_link(f"{where}.{name}", codecs) for name, codecs in given.items()}
+    if isinstance(given, list):
+        return [build(f"{where}.{i}", choice, registry.codecs(), Codec) for i, choice in enumerate(given)]
+    return None if given is None else build(where, given, registry.codecs(), Codec)
 
 
 def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> list[str]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
 from ..algorithm import ClientContext, Context
 from ..core.validation import suggest
@@ -56,15 +55,11 @@ class CohortContext(ClientContext):
         elif name == "x" and not self.receives_x:
             raise ValueError(f"{self.owner}: 'down' must name x because a method for clients reads c.x")
         elif name == "key":
-            return self._key()
+            return self.gradient.key()
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _unknown(self.owner, "c", name, "a client knows", ClientContext)
-
-    def _key(self) -> Tensor:
-        keys = self.gradient.batches.stream(Purpose.ALGORITHM)
-        return self.gradient.rows(keys)
 
 
 def _unknown(owner: str, argument: str, name: str, who: str, kind: type[Context]) -> AttributeError:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from ..codecs.compose import coding_of
+from ..codecs.links import CodedVector
 from .declaration import Declaration, Shapes
+from .job import Phase
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,20 @@ class Wire:
         """Bytes of the model or of a gradient."""
         return self.declaration.layers.size * self.number
 
+    def down(self, last: Tensor) -> Tensor:
+        """Return the bytes that clients of the cohort receive, (M,). With an extra phase, x is sent there and not again.
+
+        Args:
+            last: The round that each client last took part in, −1 for never. Such a client gets vectors without a codec.
+        """
+        shapes, coded = self.declaration.down, coding_of(self.declaration.algorithm).down
+        plain = self._bytes(shapes, ())
+        return torch.where(last < 0, plain, self._bytes(shapes, coded))
+
     @property
-    def down(self) -> int:
-        """Bytes that a client of the cohort receives. With an extra phase, x is sent there and not again."""
-        return self._bytes(self.declaration.down)
+    def reuses_x(self) -> bool:
+        """Whether a client that was probed at x is not sent it again; with a codec, it gets the difference anyway."""
+        return self.sends_x and all(v.name != "x" for v in coding_of(self.declaration.algorithm).down)
 
     @property
     def sends_x(self) -> bool:
@@ -39,11 +54,20 @@ class Wire:
 
     def up(self, t: int, reports: int) -> int:
         """Return the bytes that a client sends in round t: its uploads, those of the extra phase, and its reports."""
-        return self._bytes(self.declaration.up("train")) + self.prepared(t) + reports * self.number
+        return self._uploads("train") + self.prepared(t) + reports * self.number
 
     def prepared(self, t: int) -> int:
         """Return the bytes that a client sends in the extra phase of round t, if it has one."""
-        return self._bytes(self.declaration.up("prepare")) if self.declaration.algorithm.prepares(t) else 0
+        return self._uploads("prepare") if self.declaration.algorithm.prepares(t) else 0
 
-    def _bytes(self, shapes: Shapes) -> int:
-        return sum(math.prod(shape) for shape in shapes.values()) * self.number
+    def _uploads(self, phase: Phase) -> int:
+        return self._bytes(self.declaration.up(phase), coding_of(self.declaration.algorithm).up)
+
+    def _bytes(self, shapes: Shapes, coded: Iterable[CodedVector]) -> int:
+        codecs = {vector.name: vector.codec for vector in coded}
+        return sum(
+            codecs[name].nbytes(self.declaration.layers.size, self.dtype)
+            if name in codecs
+            else math.prod(shape) * self.number
+            for name, shape in shapes.items()
+        )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
+from ..codecs.compose import receive
 from .backend import StepObserver
 from .batched import Batched
 from .batches import Chunk
@@ -191,6 +192,8 @@ class JobExecutor:
         why = _NO_MESSAGE if job.phase == "prepare" else None
         msg = {name: self._received(name, v, job, grad) for name, v in job.msg.items()}
         own = {name: grad.rows(_columns(v)) for name, v in job.own.items()}
+        last = grad.rows(numbers.last)
+        x, msg = receive(self.algorithm, x, msg, own, last, grad.key)
         return CohortContext(
             owner=type(self.algorithm).__name__,
             receives_x="x" in self.declaration.down,
@@ -205,9 +208,9 @@ class JobExecutor:
             x=x,
             msg=named(self.algorithm, "c.msg", msg, why),
             own=named(self.algorithm, "c.own", own),
-            K=grad.rows(grad.batches.K[:, None].to(x)),
-            p=grad.rows(importance[numbers.ids, None].to(x)),
-            last=grad.rows(numbers.last),
+            K=grad.rows(grad.batches.K[:, None].to(job.x)),
+            p=grad.rows(importance[numbers.ids, None].to(job.x)),
+            last=last,
         )
 
     def _received(self, name: str, v: Tensor, job: Job, grad: LocalGradient) -> Tensor:

@@ -69,6 +69,10 @@ class LocalGradient:
         """Return the gradient at y on all local data, clipped and with weight decay but without SAM; to measure it."""
         return self._regularised(self._loss_gradient(y, self.batches.all(), FULL), y)
 
+    def key(self) -> Tensor:
+        """Return the random stream of each client's methods in this round: 0-dimensional, or (M,)."""
+        return self.rows(self.batches.stream(Purpose.ALGORITHM))
+
     def _compute(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         g = self._loss_gradient(y, batch, phase, b)
         if self.task.sam_radius:

@@ -17,7 +17,8 @@ from .simulated_clock import Clock
 class Traffic(NamedTuple):
     """Bytes per client of a round."""
 
-    down: int
+    down: Tensor
+    """By client of the federation."""
     up: int
     report: int
     """Bytes up of a client that the selector does not ask for its upload."""
@@ -81,7 +82,8 @@ class RoundTiming:
         assert self._traffic is not None
         before = torch.tensor([self._prepared[i] for i in ids.tolist()], dtype=torch.float64)
         wire = self._traffic.wire
-        down = self._traffic.down - wire.vector * wire.sends_x * torch.isin(ids, self._sampled.has_model)
+        again = torch.isin(ids, self._sampled.has_model) & wire.reuses_x
+        down = self._traffic.down[ids] - wire.vector * again
         evaluated = torch.zeros_like(ids) if self._evaluated is None else self._evaluated[ids]
         up = self._traffic.up if upload else self._traffic.report
         return self._clock.seconds(ids, down, up, before + samples, evaluated)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Layers, Reduce, Vectors
+from ..core.composition import recast, subclass
 from .chain import Local, check_chain, optimizers_of
 from .optimizer import LocalOptimizer
 
@@ -47,7 +48,7 @@ def with_local(algorithm: Algorithm, local: Local | None) -> Algorithm:
             f"Cannot use local={text} because its fields may change during the run; use @dataclass(frozen=True) with "
             "fields that are hashable"
         ) from None
-    return _as(_composed_class(kind, optimizers), algorithm)  # type: ignore[arg-type]  # a class is hashable
+    return recast(algorithm, _composed_class(kind, optimizers))  # type: ignore[arg-type]  # a class is hashable
 
 
 def composed_optimizers(algorithm: Algorithm) -> tuple[LocalOptimizer, ...]:
@@ -55,26 +56,12 @@ def composed_optimizers(algorithm: Algorithm) -> tuple[LocalOptimizer, ...]:
     return tuple(link.optimizer for link in getattr(algorithm, "_local_chain", ()))
 
 
-def _as(kind: type[Algorithm], algorithm: Algorithm) -> Algorithm:
-    """Return a copy of the algorithm, with the same fields, as an instance of another class."""
-    copied = copy.copy(algorithm)
-    object.__setattr__(copied, "__class__", kind)  # a frozen dataclass refuses the plain assignment
-    return copied
-
-
 @cache
 def _composed_class(kind: type[Algorithm], optimizers: tuple[LocalOptimizer, ...]) -> type[Algorithm]:
     """Return a subclass of `kind` with these optimisers: one for all runs that have them, so that runs can merge."""
     prefixes = [PREFIX] if len(optimizers) == 1 else [f"{PREFIX}{number}." for number in range(len(optimizers))]
-    body: dict[str, Any] = {
-        "__slots__": (),
-        "__doc__": kind.__doc__,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-        "_local_chain": tuple(map(_Link, optimizers, prefixes)),
-        "_local_base": kind,
-    }
-    return type(kind.__name__, (_Composed, kind), body)
+    links = tuple(map(_Link, optimizers, prefixes))
+    return subclass(kind, _Composed, _local_chain=links, _local_base=kind)
 
 
 class _Link(NamedTuple):
@@ -178,7 +165,7 @@ class _Composed(Algorithm):
 
     def _local_alone(self) -> Algorithm:
         """Return the algorithm alone. Its declarations may depend on each other."""
-        return _as(self._local_base, self)
+        return recast(self, self._local_base)
 
     def _local_kept(self) -> list[tuple[str, Any]]:
         """Return the names and shapes of the state that clients keep."""

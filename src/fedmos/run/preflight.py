@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from ..codecs.compose import coding_of
+from ..codecs.links import describe_link
 from ..core.batch_losses import Batch
 from ..core.formatting import format_value
 from ..core.history import METRICS
@@ -50,6 +52,7 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
                 f"Cannot select with {type(spec.selection).__name__} because its clients report losses at x, which "
                 f"{type(spec.algorithm).__name__} does not send them; use another selection"
             )
+        _check_downlink(spec)
     if spec.availability is not None:
         with located("availability"):
             spec.availability.validate(N)
@@ -63,6 +66,16 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
                 factor_of(spec.lr_decay, t)
     with located(f"{where}algorithm"):
         _check_step_size(spec)
+
+
+def _check_downlink(spec: RunSpec) -> None:
+    """Refuse a selection whose clients report losses at x where they do not receive x itself."""
+    coded = any(vector.name == "x" for vector in coding_of(spec.composed_algorithm).down)
+    if coded and any(name.startswith("start_") for name in spec.selection.reports):
+        raise ValueError(
+            f"Cannot select with {type(spec.selection).__name__} because its clients report losses at x, of which "
+            f"downlink={describe_link(spec.downlink)} sends them an approximation; use another selection"
+        )
 
 
 def _warn_of_rounding(spec: RunSpec) -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from ..algorithm import Algorithm
+from ..codecs.compose import with_codecs
+from ..codecs.links import Link, convert_link, is_link, record_link
 from ..core.callback import Callback
 from ..core.losses import Loss, LossFunction
 from ..core.metric_functions import Metrics, named_metrics
@@ -186,6 +188,23 @@ class RunSpec:
         record=_record_local,
         shared=True,
     )
+    uplink: Link | None = option(
+        "The codec of uploads, e.g. `fm.codecs.TopK(0.01)`, a list of codecs from left to right, or a mapping of names "
+        "of uploads to those, where other uploads are sent as they are; see docs/codecs.md.",
+        Rule("a codec of fm.codecs, a list of them, or a mapping of names to those", is_link),
+        default=None,
+        convert=convert_link,
+        record=record_link,
+        shared=True,
+    )
+    downlink: Link | None = option(
+        "The codec of what the server sends, as `uplink`: clients are sent the coded difference to what they hold.",
+        Rule("a codec of fm.codecs, a list of them, or a mapping of names to those", is_link),
+        default=None,
+        convert=convert_link,
+        record=record_link,
+        shared=True,
+    )
     eval_every: int = option(
         "Evaluate after every so many rounds, and after the last.",
         count,
@@ -312,7 +331,7 @@ class RunSpec:
         require(type(self.algorithm).__name__, "lr", getattr(self.algorithm, "lr", None), positive)
         Loss(self.loss)
         self._check_class_weights()
-        with_local(self.algorithm, self.local)
+        _ = self.composed_algorithm
         named_metrics(self.metrics or {})
         for callback in self.callbacks:
             check_callback(callback)
@@ -334,8 +353,8 @@ class RunSpec:
 
     @property
     def composed_algorithm(self) -> Algorithm:
-        """The algorithm with the local optimisers, as the engine runs it."""
-        return with_local(self.algorithm, self.local)
+        """The algorithm with the local optimisers and codecs, as the engine runs it."""
+        return with_codecs(with_local(self.algorithm, self.local), self.uplink, self.downlink)
 
     def recorded(self) -> dict[str, Any]:
         """The options that a run's folder records, as JSON to read."""

@@ -1,0 +1,150 @@
+"""Composition of an algorithm with codecs: what clients upload and receive is encoded and decoded.
+
+The uploads of a client are replaced, where its local training ends, by what the server decodes of them. Everything
+after that (sums, rows, reports, checks) uses these numbers. What the server sends is the coded difference to what the
+client holds; both sides keep that as state of the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, ClientContext, Field, Gradient, Vectors
+from ..core.composition import recast, subclass
+from .codec import Codec, Fields
+from .links import CodedVector, Link, check_hashable, coded_vectors, link_key
+
+RESIDUAL = "codec."
+"""The names of residuals of error feedback, which are client state, begin with this."""
+HELD = "held."
+"""The names of what a client holds of the server's vectors, which is client state, begin with this."""
+
+
+class Coding(NamedTuple):
+    """The vectors of a run that are coded."""
+
+    up: tuple[CodedVector, ...] = ()
+    down: tuple[CodedVector, ...] = ()
+
+
+def with_codecs(algorithm: Algorithm, uplink: Link | None, downlink: Link | None) -> Algorithm:
+    """Return the algorithm with coded messages.
+
+    The result has the class name and the fields of the algorithm, and also declares the residuals of error feedback and
+    what clients hold. Without codecs, the algorithm is returned unchanged.
+
+    Args:
+        algorithm: The algorithm.
+        uplink: The codecs of uploads.
+        downlink: The codecs of what the server sends.
+
+    Raises:
+        ValueError: If a codec is given for something that is no vector of the model's size, or cannot be used there.
+    """
+    check_hashable("uplink", uplink)
+    check_hashable("downlink", downlink)
+    coding = Coding(coded_vectors(algorithm, "uplink", uplink), coded_vectors(algorithm, "downlink", downlink))
+    if coding == Coding():
+        return algorithm
+    return recast(algorithm, _coded_class(type(algorithm), coding))  # type: ignore[arg-type]  # a class is hashable
+
+
+def coding_of(algorithm: Algorithm) -> Coding:
+    """Return the vectors of an algorithm that are coded; none if it is composed with no codec."""
+    return algorithm._codec_coding if isinstance(algorithm, _Coded) else Coding()
+
+
+def receive(
+    algorithm: Algorithm, x: Tensor, msg: Vectors, own: Vectors, last: Tensor, key: Callable[[], Tensor]
+) -> tuple[Tensor, Vectors]:
+    """Return the model and the message as clients decode them.
+
+    Args:
+        algorithm: The algorithm, composed with codecs or not.
+        x: The server's model, (D,), or (M, D) for merged runs.
+        msg: The tensors that are sent with it.
+        own: The clients' state.
+        last: The round that each client last took part in, −1 for never: (1,) or (M, 1).
+        key: Returns the clients' random streams in this round.
+    """
+    if not isinstance(algorithm, _Coded) or not algorithm._codec_coding.down:
+        return x, msg
+    sent = {"x": x} | msg
+    for name, codec, _ in algorithm._codec_coding.down:
+        if name in sent:
+            held, stream = own[HELD + name], link_key(key(), "down", name)
+            fields = codec.encode(sent[name] - held, stream)
+            sent[name] = torch.where(last < 0, sent[name], decode_onto(codec, fields, held, stream))
+    return sent.pop("x"), sent
+
+
+def decode_onto(codec: Codec, fields: Fields, held: Tensor, key: Tensor) -> Tensor:
+    """Return what clients hold after they received the fields of the difference to it."""
+    return held + codec.decode(fields, held.shape[-1], key).to(held.dtype)
+
+
+@cache
+def _coded_class(kind: type[Algorithm], coding: Coding) -> type[Algorithm]:
+    """Return a subclass of `kind` with these codecs: one for all runs that have them, so that runs can merge."""
+    return subclass(kind, _Coded, _codec_coding=coding, _codec_base=kind)
+
+
+class _Coded(Algorithm):
+    """The methods and declarations in which an algorithm with coded messages differs from the algorithm alone."""
+
+    _codec_coding: ClassVar[Coding]
+    _codec_base: ClassVar[type[Algorithm]]
+    """The class of the algorithm alone."""
+
+    @property
+    def client_state(self) -> Sequence[Field]:
+        coding = self._codec_coding
+        residuals = [RESIDUAL + vector.name for vector in coding.up if vector.feedback]
+        held = [HELD + vector.name for vector in coding.down]
+        return (*self._codec_alone().client_state, *residuals, *held)
+
+    def prepare(self, c: ClientContext, grad: Gradient) -> Vectors:
+        return self._codec_send("prepare", super().prepare(c, grad), c)[0]
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        finished: Any = super().finish(y, s, c, grad)
+        if not (isinstance(finished, tuple) and len(finished) == 2 and all(isinstance(v, dict) for v in finished)):
+            return finished  # type: ignore[no-any-return]  # the engine refuses it
+        uploads, residuals = self._codec_send("train", finished[0], c)
+        own = finished[1]
+        if self._codec_coding.up:
+            own = own | self.delivered(uploads, own, c)
+        held = {HELD + name: c.x if name == "x" else c.msg[name] for name, _, _ in self._codec_coding.down}
+        return uploads, own | residuals | held
+
+    def _codec_send(self, phase: str, uploads: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        """Return the uploads as the server decodes them, and the new residuals."""
+        sent, residuals = dict(uploads), {}
+        for name, codec, feedback in self._codec_coding.up:
+            v = _rows(uploads, name, c)
+            if v is None:
+                continue
+            feedback = feedback and phase == "train"
+            v = v + c.own[RESIDUAL + name] if feedback else v
+            key = link_key(c.key, phase, name)
+            sent[name] = codec.decode(codec.encode(v, key), v.shape[-1], key).to(v.dtype)
+            if feedback:
+                residuals[RESIDUAL + name] = v - sent[name]
+        return sent, residuals
+
+    def _codec_alone(self) -> Algorithm:
+        """Return the algorithm alone. Its declarations may depend on each other."""
+        return recast(self, self._codec_base)
+
+
+def _rows(uploads: Vectors, name: str, c: ClientContext) -> Tensor | None:
+    """Return an upload with a row for each client, (D,) or (M, D); None if it is missing or of another shape."""
+    v, shape = uploads.get(name), (*c.K.shape[:-1], c.layers.size)
+    if not isinstance(v, Tensor) or v.shape not in (shape, shape[-1:], (1, shape[-1])):
+        return None  # the engine refuses it
+    return v.expand(shape).to(c.K.dtype)

@@ -1,0 +1,172 @@
+"""The options `uplink` and `downlink`: which vectors are coded, and how."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor
+
+from .. import rng
+from ..algorithm import Algorithm, Field
+from ..core.formatting import format_value
+from ..core.validation import suggest
+from .chain import as_codec, is_codec
+from .codec import Codec
+
+Codecs = Codec | Sequence[Codec]
+"""A codec, or several from left to right."""
+Link = Codecs | Mapping[str, Codecs]
+"""The codecs of all vectors, or by name."""
+
+Direction = Literal["uplink", "downlink"]
+
+_OPTIMIZERS = "local."
+"""The state of local optimisers that the server averages, which is coded only where it is named."""
+
+
+def is_link(v: object) -> bool:
+    """Whether a value is a codec, a list of one or more, or a mapping of names to those."""
+    if isinstance(v, Mapping):
+        return len(v) > 0 and all(isinstance(name, str) and is_codec(one) for name, one in v.items())
+    return is_codec(v)
+
+
+def convert_link(v: Link) -> Link:
+    """Return the link with tuples in place of lists."""
+    if isinstance(v, Mapping):
+        return {name: tuple(one) if isinstance(one, Sequence) else one for name, one in v.items()}
+    return tuple(v) if isinstance(v, Sequence) else v
+
+
+def record_link(v: Link | None) -> Any:
+    """Return the link as JSON to read."""
+    if isinstance(v, Mapping):
+        return {name: record_link(one) for name, one in v.items()}
+    return [repr(one) for one in v] if isinstance(v, Sequence) else None if v is None else repr(v)
+
+
+def describe_link(v: Link | None) -> str:
+    """Return the link as the user wrote it, for errors."""
+    if isinstance(v, Mapping):
+        return "{" + ", ".join(f"{name!r}: {describe_link(one)}" for name, one in v.items()) + "}"
+    return f"[{', '.join(map(repr, v))}]" if isinstance(v, Sequence) else repr(v)
+
+
+class CodedVector(NamedTuple):
+    """A vector that is sent with a codec."""
+
+    name: str
+    codec: Codec
+    feedback: bool = False
+    """Whether the client keeps a residual."""
+
+
+def coded_vectors(algorithm: Algorithm, direction: Direction, link: Link | None) -> tuple[CodedVector, ...]:
+    """Return the vectors that are coded.
+
+    Raises:
+        ValueError: If a name is unknown or is no vector of the model's size, or a codec cannot be used there.
+    """
+    if link is None:
+        return ()
+    vectors, others = _vectors(algorithm, direction)
+    explicit = isinstance(link, Mapping)
+    if isinstance(link, Mapping):
+        for name in link:
+            _check_name(algorithm, direction, name, vectors, others)
+        found = {name: as_codec(codecs) for name, codecs in link.items()}
+    else:
+        found = dict.fromkeys([name for name in vectors if not name.startswith(_OPTIMIZERS)], as_codec(link))
+    return tuple(_coded_vector(algorithm, direction, name, codec, explicit) for name, codec in found.items())
+
+
+def _coded_vector(algorithm: Algorithm, direction: Direction, name: str, codec: Codec, explicit: bool) -> CodedVector:
+    _check_feedback(algorithm, direction, name, codec, explicit)
+    if direction == "downlink" or name in algorithm.tracked:
+        # Differences to what the other side holds converge only if each message brings both closer.
+        return CodedVector(name, codec.contractive())
+    return CodedVector(name, codec, codec.feedback and name in map(_name, algorithm.up))
+
+
+def link_key(key: Tensor, place: str, name: str) -> Tensor:
+    """Return the stream of a coded vector, known to client and server, as a column.
+
+    Args:
+        key: The client's stream in this round: 0-dimensional, or (M,).
+        place: "down", or the phase of an upload.
+        name: The name of the vector.
+    """
+    number = int.from_bytes(hashlib.sha256(f"{place}/{name}".encode()).digest()[:7], "little")
+    return rng.fold(key, number).unsqueeze(-1)
+
+
+def _vectors(algorithm: Algorithm, direction: Direction) -> tuple[list[str], list[str]]:
+    """Return the names of the vectors of the model's size, and of all other tensors, that are sent this way."""
+    if direction == "uplink":
+        declared, matrices = (*algorithm.up, *algorithm.prepare_up), set()
+    else:
+        declared = tuple(algorithm.down)
+        # The name of server state has the shape that is declared there.
+        matrices = {field[0] for field in algorithm.server_state if not _is_vector(field)}
+    vectors = [_name(f) for f in declared if _is_vector(f) and _name(f) not in matrices]
+    return list(dict.fromkeys(vectors)), [_name(f) for f in declared if _name(f) not in vectors]
+
+
+def _is_vector(field: Field) -> bool:
+    return isinstance(field, str) or field[1] == ("D",)
+
+
+def _name(field: Field) -> str:
+    return field if isinstance(field, str) else field[0]
+
+
+def _check_name(
+    algorithm: Algorithm, direction: Direction, name: str, vectors: Iterable[str], others: Iterable[str]
+) -> None:
+    owner, verb = type(algorithm).__name__, "uploads" if direction == "uplink" else "sends to clients"
+    if name in others:
+        raise ValueError(
+            f"Cannot use {direction}= for {name!r} of {owner} because it is no vector of the model's size; leave it "
+            "out, as it is sent without a codec"
+        )
+    if name not in vectors:
+        known = ", ".join(vectors) or "none"
+        raise ValueError(
+            f"run: '{direction}' must name vectors that {owner} {verb} ({known}), got {format_value(name)}"
+            f"{suggest(name, vectors)}"
+        )
+
+
+def _check_feedback(algorithm: Algorithm, direction: Direction, name: str, codec: Codec, explicit: bool) -> None:
+    """Refuse error feedback where there is nothing to feed back to."""
+    if not codec.feedback:
+        return
+    owner = type(algorithm).__name__
+    if direction == "downlink":
+        raise ValueError(
+            f"Cannot use downlink={codec!r} because clients are sent the difference to what they hold, which contains "
+            f"what earlier messages lost; use the codec without ErrorFeedback"
+        )
+    if explicit and name in map(_name, algorithm.prepare_up) and name not in map(_name, algorithm.up):
+        raise ValueError(
+            f"Cannot use error feedback for {name!r} of {owner} because clients keep no state in the extra phase; use "
+            "the codec without ErrorFeedback"
+        )
+    if explicit and name in algorithm.tracked:
+        raise ValueError(
+            f"Cannot use error feedback for {name!r} of {owner} because it is the change of a state that the server "
+            f"follows, and the next change contains what earlier ones lost; use the codec without ErrorFeedback"
+        )
+
+
+def check_hashable(direction: Direction, link: Link | None) -> None:
+    """Refuse codecs whose fields may change during the run."""
+    try:
+        hash(tuple(link.items()) if isinstance(link, Mapping) else link)
+    except TypeError:
+        raise ValueError(
+            f"Cannot use {direction}={describe_link(link)} because its fields may change during the run; use "
+            "@dataclass(frozen=True) with fields that are hashable"
+        ) from None

@@ -1,0 +1,27 @@
+"""Codecs whose effect on a trajectory is known in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import fedmos as fm
+
+
+@dataclass(frozen=True)
+class Scaled(fm.codecs.Codec):
+    """Decodes factor · v. With a power of two, in exact arithmetic."""
+
+    factor: float = 0.5
+
+    def declare(self, size):
+        return {"values": ("float", size)}
+
+    def encode(self, v, key):
+        return {"values": self.factor * v}
+
+    def decode(self, fields, size, key):
+        return fields["values"]
+
+
+LOSSLESS = Scaled(1.0)
+HALF = Scaled(0.5)
