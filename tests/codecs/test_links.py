@@ -42,8 +42,8 @@ class Mutable(fm.codecs.Codec):
         ),
         (
             fm.FedNova,
-            {"uplink": {"K": TopK(0.1)}},
-            "Cannot use uplink= for 'K' of FedNova because it is no vector of the model's size; leave it out",
+            {"uplink": {"tau": TopK(0.1)}},
+            "Cannot use uplink= for 'tau' of FedNova because it is no vector of the model's size; leave it out",
         ),
         (
             fm.Scaffold,
@@ -94,7 +94,10 @@ def test_tables_are_the_objects_of_the_same_name():
     assert built(downlink={"name": "Quantize", "bits": 4})["downlink"] == Quantize(4)
     chain = [{"name": "Rotate"}, {"name": "Quantize", "bits": 4}]
     assert built(uplink=chain)["uplink"] == [Rotate(), Quantize(4)]
-    assert built(uplink={"delta": TOP, "change": chain})["uplink"] == {"delta": TopK(0.01), "change": [Rotate(), Quantize(4)]}
+    assert built(uplink={"delta": TOP, "change": chain})["uplink"] == {
+        "delta": TopK(0.01),
+        "change": [Rotate(), Quantize(4)],
+    }
     assert built(uplink={"name": "ErrorFeedback", "codec": TOP})["uplink"] == ErrorFeedback(TopK(0.01))
     assert built(uplink={"name": "ErrorFeedback", "codec": chain})["uplink"] == ErrorFeedback([Rotate(), Quantize(4)])
 

@@ -11,8 +11,8 @@ import torch
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sign, TopK
 from fedmos.codecs.links import link_key
-from helpers.coded_runs import HALF, LOSSLESS
-from helpers.conformance import CASES, COHORTS, EACH, LOGISTIC, LR, close, train
+from helpers.coded_runs import HALF, LOSSLESS, SOME
+from helpers.conformance import CASES, COHORTS, LOGISTIC, LR, QUADRATIC, close, train
 
 EPOCHS = {"local_epochs": 2, "batch_size": 4}
 ENGINES = ("loop", "batched")
@@ -40,10 +40,10 @@ class Accounts(fm.Scaffold):
         return super().delivered(upload, own, c) | {"received": c.own["received"] + upload["delta"]}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", EACH, ids=str)
-def test_a_codec_without_loss_changes_nothing(case, engine):
-    plain, coded = (train(LOGISTIC, case.make(), engine, **EPOCHS, uplink=link) for link in (None, LOSSLESS))
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_a_codec_without_loss_changes_nothing(case):
+    how = {"rounds": 4, "local_epochs": 1, "batch_size": 8}
+    plain, coded = (train(LOGISTIC, case.make(), "batched", uplink=link, **how) for link in (None, LOSSLESS))
     close(coded.params, plain.params, 1e-12)
     for name, v in plain.server_state.items():
         close(coded.server_state[name], v, 1e-12, name)
@@ -86,7 +86,7 @@ FOLLOWED = {
 def test_server_state_stays_the_mean_of_the_clients(method, link):
     """c = Σ p_i c_i and its like hold whatever the codec loses."""
     server, client, _ = FOLLOWED[method]
-    result = train(LOGISTIC, method(lr=LR), "batched", uplink=link, rounds=14, **EPOCHS)
+    result = train(LOGISTIC, method(lr=LR), "batched", uplink=link, rounds=9, local_epochs=1, batch_size=8)
     states = [result.client_state(i).get(client, torch.zeros(D)).numpy() for i in range(len(LOGISTIC))]
     assert max(np.abs(v).max() for v in states) > 1e-4
     close(result.server_state[server], sum(p * v for p, v in zip(LOGISTIC.p, states, strict=True)), 1e-12)
@@ -124,15 +124,14 @@ def test_engines_agree_for_every_algorithm_and_codec(case, link):
     close(batched.params, loop.params)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("case", EACH, ids=str)
-def test_bytes_are_those_of_the_code(case, engine):
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_bytes_are_those_of_the_code(case):
     """Vectors are coded, numbers are not, and uploads of the extra phase count once each."""
     codec = Quantize(4)
-    result = train(LOGISTIC, case.make(), engine, rounds=3, uplink=codec, **EPOCHS)
+    result = train(LOGISTIC, case.make(), "batched", rounds=2, uplink=codec, local_epochs=1)
     down, up = case.wire
     for record in result.history:
-        vectors = 1 if case.name == "Stem" and record.round == 1 else up
+        vectors = up + (case.name == "Stem" and record.round == 1)
         assert record.bytes_down == len(record.cohort) * down * D * NUMBER
         assert record.bytes_up == len(record.cohort) * (vectors * codec.nbytes(D) + case.numbers * NUMBER)
 
@@ -160,21 +159,15 @@ def test_streams_differ_by_place_name_and_client():
     assert torch.equal(link_key(keys[1], "train", "delta"), found[0][1])
 
 
-def test_merged_runs_are_the_runs_alone():
-    how = {"rounds": 4, "local_steps": 3, "batch_size": 4, "engine": "batched", "seeds": [1, 2, 3]}
-    for link in LOSSY.values():
-        shared = (LOGISTIC.model(), LOGISTIC.data(), fm.Scaffold(lr=LR), fm.Uniform(m=3))
-        merged = fm.run_many(*shared, uplink=link, downlink=Quantize(8), **how)
-        for seed, result in zip(how["seeds"], merged, strict=True):
-            alone = fm.run(
-                *shared,
-                uplink=link,
-                downlink=Quantize(8),
-                seed=seed,
-                **{k: v for k, v in how.items() if k != "seeds"},
-            )
-            assert torch.equal(result.params, alone.params)
-            assert torch.equal(result.client_state(0)["held.x"], alone.client_state(0)["held.x"])
+@pytest.mark.parametrize("link", [LOSSY["feedback"], LOSSY["chain"]], ids=["feedback", "chain"])
+def test_merged_runs_are_the_runs_alone(link):
+    how = {"rounds": 4, "local_steps": 3, "batch_size": 4, "engine": "batched", "uplink": link, "downlink": Quantize(8)}
+    how |= {"model": LOGISTIC.model(), "data": LOGISTIC.data(), "selection": fm.Uniform(m=3)}
+    runs = [how | {"algorithm": fm.Scaffold(lr=lr), "seed": seed} for seed, lr in ((1, LR), (2, LR), (1, LR / 2))]
+    for merged, alone in zip(fm.run_many(runs), (fm.run(**run) for run in runs), strict=True):
+        assert torch.equal(merged.params, alone.params)
+        for i in range(len(LOGISTIC)):
+            assert all(torch.equal(v, merged.client_state(i)[name]) for name, v in alone.client_state(i).items())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -220,7 +213,7 @@ def test_a_resumed_run_continues_with_its_residuals(engine, tmp_path):
     assert torch.equal(resumed.params, whole.params)
     for i in range(len(LOGISTIC)):
         assert all(torch.equal(v, resumed.client_state(i)[name]) for name, v in whole.client_state(i).items())
-    with pytest.raises(ValueError, match="'uplink.codec.fraction' is 0.2, got 0.3"):
+    with pytest.raises(ValueError, match=r"its 'uplink' is 'ErrorFeedback\(codec=TopK\(fraction=0.2\)\)', got"):
         train(
             LOGISTIC,
             fm.Scaffold(lr=LR),
@@ -235,4 +228,4 @@ def test_a_resumed_run_continues_with_its_residuals(engine, tmp_path):
 @pytest.mark.parametrize("link", [RandomK(0.3), ErrorFeedback(RandomK(0.3)), TopK(0.2), [Rotate(), Quantize(4)]])
 def test_an_update_that_is_not_finite_is_found(link):
     with pytest.raises(fm.DivergenceError, match="The update of client 0 in round 1 is not finite"):
-        train(LOGISTIC, fm.FedAvg(lr=1e300), "batched", uplink=link, **EPOCHS)
+        train(QUADRATIC, fm.FedAvg(lr=1e300), "batched", uplink=link, **EPOCHS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import fedmos as fm
+from helpers.conformance import EACH
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,10 @@ class Scaled(fm.codecs.Codec):
 
 LOSSLESS = Scaled(1.0)
 HALF = Scaled(0.5)
+
+SOME = [
+    case
+    for case in EACH
+    if case.name in ("FedAvg", "Scaffold", "FedCM", "Mime", "Stem", "FedNova", "FedSMOO", "FedACG")
+]
+"""Algorithms with every kind of upload and download."""

@@ -24,8 +24,8 @@ def list_everything(
         list[str] | None,
         typer.Argument(
             metavar="[FILTER]...",
-            help="A part (algorithms, codecs, local, selectors, availability, profiles, schedules, partitions, models, data) "
-            "or part of a name.",
+            help="A part (algorithms, codecs, local, selectors, availability, profiles, schedules, partitions, models, "
+            "data) or part of a name.",
             show_default=False,
         ),
     ] = None,

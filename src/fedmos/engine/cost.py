@@ -33,10 +33,10 @@ class Wire:
         return self.declaration.layers.size * self.number
 
     def down(self, last: Tensor) -> Tensor:
-        """Return the bytes that clients of the cohort receive, (M,). With an extra phase, x is sent there and not again.
+        """Return the bytes that clients of the cohort receive, (M,). With an extra phase, x is sent there, not again.
 
         Args:
-            last: The round that each client last took part in, −1 for never. Such a client gets vectors without a codec.
+            last: The round that each client last took part in, −1 for never: such a client gets vectors as they are.
         """
         shapes, coded = self.declaration.down, coding_of(self.declaration.algorithm).down
         plain = self._bytes(shapes, ())

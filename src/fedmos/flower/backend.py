@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..codecs.compose import Coding, coding_of
 from ..engine.aggregation import (
     Division,
     PartialUpdate,
@@ -41,6 +42,8 @@ class FlowerBackend:
     """
 
     def __init__(self, given: BackendSetting, collector: ReplyCollector, reply_policy: ReplyPolicy) -> None:
+        if coding_of(given.algorithm) != Coding():
+            raise ValueError("Cannot deploy with uplink= or downlink=; use them in simulations")
         self._task, self._plan = given.task, given.plan
         self._declaration = Declaration(given.algorithm, given.task.model.layers)
         self._collector, self._reply_policy = collector, reply_policy
