@@ -69,7 +69,7 @@ def local_optimizers() -> dict[str, type[Any]]:
 def codecs() -> dict[str, type[Codec]]:
     """Return the codecs by name."""
     found: dict[str, Any] = {name: getattr(_codecs, name) for name in _codecs.__all__}
-    return {name: kind for name, kind in found.items() if inspect.isclass(kind) and kind is not Codec}
+    return {name: kind for name, kind in found.items() if isinstance(kind, type) and kind is not Codec}
 
 
 def profiles() -> dict[str, type[Any]]:
