@@ -65,6 +65,11 @@ HARD = {
         "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
     },
     "updates that the selector reads": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.DELTA(m=5)},
+    "adapters on a frozen base": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.Uniform(m=9),
+        "model": fm.models.lora(fm.models.mlp(features=64), 4, "1", dropout=0.1, train=["3.*", "5.*"]),
+    },
     "client by client": {"algorithm": fm.FedAvg(lr=0.05), "selection": fm.Uniform(m=5), "engine": "loop"},
     "chosen by measuring": {"algorithm": fm.FedCM(lr=0.05), "selection": fm.CACS(m=4, warmup=2), "engine": "auto"},
 }
