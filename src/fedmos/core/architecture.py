@@ -38,8 +38,17 @@ def constants_hash(module: nn.Module, dtype: torch.dtype) -> str:
         value = value.detach().cpu().resolve_conj().resolve_neg()
         value = value.to(dtype) if value.is_floating_point() else value
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.flatten().contiguous().view(torch.uint8).numpy().tobytes())
+        for part in dense_parts(value):
+            digest.update(part.flatten().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def dense_parts(value: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensor, or the indices and values of a sparse one."""
+    if value.layout is torch.strided:
+        return (value,)
+    value = value.to_sparse_coo().coalesce()
+    return value.indices(), value.values()
 
 
 def _constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 from collections.abc import Iterator
@@ -22,7 +21,9 @@ from ..kernels.convolution_ops import channels_last
 from ..kernels.pooling import replace_pooling
 from ..kernels.transposed_convolution import replace_transposed_convolutions
 from ..rng import fold
+from .architecture import dense_parts
 from .cohort_recurrence import CohortRecurrence
+from .cohort_tensors import CohortTensors
 from .constant_reads import ConstantReads
 from .dropout import SampleAxis, replace_dropout
 from .embeddings import prepare_embeddings
@@ -30,6 +31,7 @@ from .frozen_parameters import Copies, private_copy, trainable_parameters
 from .functional_dropout import FunctionalDropout
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
+from .module_copy import copied
 from .module_kind import check_batch_norm, plain_module
 from .precision import Precision
 from .training_flags import TrainingFlags
@@ -89,6 +91,8 @@ class FlatModel:
         self.has_cohort_functions = False
         """Whether the module calls functions, such as attention, that are replaced when it is vectorised."""
         self._reads: dict[object, ConstantReads] = {}
+        self._tensors = CohortTensors()
+        self._changes_inputs, self._copies_pairs = False, False
         if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
             replace_convolutions(self.module, precision)
         if device.type == "cuda":
@@ -164,7 +168,8 @@ class FlatModel:
             if name not in trainable:
                 found = True
                 digest.update(name.encode())
-                digest.update(value.detach().cpu().contiguous().numpy().data)
+                for part in dense_parts(value.detach().cpu().resolve_conj()):
+                    digest.update(part.contiguous().numpy().data)
         return digest.hexdigest() if found else ""
 
     def initial(self) -> Tensor:
@@ -185,21 +190,46 @@ class FlatModel:
             keys: One key per sample for dropout.
         """
         own = self.split(y) if isinstance(y, Tensor) else y
+        try:
+            if in_transform():
+                like = own[0] if is_vectorised(own[0]) else inputs
+                return self._tensors.retried(lambda context: self._forward(own, inputs, keys, context), like)
+            version = inputs._version
+            outputs = self._forward(own, inputs, keys, nullcontext())
+            self._changes_inputs |= inputs._version != version
+            return outputs
+        except RuntimeError as error:
+            # torch.view_as_complex takes pairs of numbers at even addresses only.
+            if self._copies_pairs or "divisible by 2" not in str(error):
+                raise
+            self._copies_pairs = True
+            return self(own, inputs, keys)
+
+    def _forward(
+        self, own: tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None, tensors: AbstractContextManager[Any]
+    ) -> Tensor:
+        """Return the module's output with the parameters `own`, computed within the context `tensors`."""
         parts = zip(self._places, own, self._shapes, strict=True)
-        values = {place: v.view(shape) for places, v, shape in parts for place in places}
+        values = {place: self._shaped(v, shape) for places, v, shape in parts for place in places}
+        if self._changes_inputs:
+            inputs = inputs.clone()
         if keys is not None:
             for number, (name, layer) in enumerate(self._dropout.items()):
                 values[name] = fold(keys, number)
                 layer.calls = 0
         vectorised = self.recurrent and (is_vectorised(own[0]) or is_vectorised(inputs))
         replaced = self._replaced_functions(own, inputs, keys)
-        with self._autocast(), CohortRecurrence() if vectorised else nullcontext(), replaced:
+        with self._autocast(), CohortRecurrence() if vectorised else nullcontext(), tensors, replaced:
             if self.layout is None:
                 returned = functional_call(self.module, values, (inputs,), tie_weights=False)
             else:
                 named = self.layout.unpack(inputs, self.dtype)
                 returned = functional_call(self.module, values, (), named, tie_weights=False)
         return pick_output(returned, self._output_function).to(self.dtype)
+
+    def _shaped(self, v: Tensor, shape: torch.Size) -> Tensor:
+        v = v.view(shape)
+        return v.clone(memory_format=torch.contiguous_format) if self._copies_pairs and shape[-1:] == (2,) else v
 
     def _replaced_functions(
         self, own: tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None
@@ -225,6 +255,8 @@ class FlatModel:
             with FunctionalDropout(None, {}, functional) as mode:
                 outputs = self(y, inputs)
             self.has_cohort_functions |= mode.needed_by_cohorts
+            self._tensors.needed |= mode.replaced_in_cohorts
+            self._copies_pairs |= mode.views_complex
             return ForwardTrace(
                 outputs, {name: layer.recorded or [] for name, layer in self._dropout.items()}, functional
             )
@@ -261,7 +293,7 @@ class FlatModel:
 
     def module_with(self, y: Tensor) -> nn.Module:
         """Return a copy of the original module, on the CPU, with the parameters y."""
-        module = copy.deepcopy(self._original).to(device="cpu", dtype=self.dtype)
+        module = copied(self._original, "cpu", self.dtype)
         load_flat(module, y)
         return module
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
+from .module_copy import copied
 from .module_kind import UnsuitableModel
 
 Copies = dict[object, tuple[Tensor, Tensor]]
@@ -73,8 +72,7 @@ def private_copy(model: nn.Module, device: torch.device, dtype: torch.dtype, cop
     """
     known = {} if copies is None else copies
     frozen = [(p, ("frozen", id(p), device, dtype)) for p in model.parameters() if not p.requires_grad]
-    made = copy.deepcopy(model, {id(p): known[key][1] for p, key in frozen if key in known})
-    made = made.to(device=device, dtype=dtype)
+    made = copied(model, device, dtype, {id(p): known[key][1] for p, key in frozen if key in known})
     if copies is not None:
         new = [p for p in made.parameters() if not p.requires_grad]
         copies.update({key: (p, q) for (p, key), q in zip(frozen, new, strict=True)})

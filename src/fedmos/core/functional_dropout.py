@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..kernels.attention import attention
 from ..kernels.client_axis import linear
 from ..rng import fold
+from .cohort_functions import is_replaced
 from .cohort_recurrence import PaddedSizes
 from .constant_reads import READS, ConstantReads
 from .dropout import SampleAxis, drop, kept_mask
@@ -53,10 +54,16 @@ class FunctionalDropout(TorchFunctionMode):
         self._reads = reads
         self.needed_by_cohorts = False
         """Whether a cohort's program needs this context: for attention, values of tensors, or rows to be merged."""
+        self.replaced_in_cohorts = False
+        """Whether the forward pass called a function that `CohortTensors` replaces."""
+        self.views_complex = False
+        """Whether the forward pass called `torch.view_as_complex`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func not in _REPLACED:
+            self.replaced_in_cohorts = self.replaced_in_cohorts or is_replaced(func, args)
+            self.views_complex = self.views_complex or func is torch.view_as_complex
             return func(*args, **kwargs)
         if func in READS:
             self.needed_by_cohorts = True

@@ -78,7 +78,7 @@ class InputLayout:
         for field in self.fields:
             kind: torch.dtype = getattr(torch, field.dtype)
             values = x[..., field.start : field.stop].view(kind)[..., : prod(field.shape)]
-            values = values.reshape(*x.shape[:-1], *field.shape)
+            values = values.reshape(*x.shape[:-1], *field.shape).contiguous()  # models call `view`
             inputs[field.name] = values.to(dtype) if dtype is not None and kind.is_floating_point else values
         return inputs
 

@@ -39,9 +39,15 @@ def pick_output(returned: Any, function: OutputFunction | None = None) -> Tensor
         if len(found) == 1 and isinstance(found[0], Tensor):
             return found[0]
     raise UnsuitableModel(
-        f"Cannot train the model because it returns {_described(returned)}; "
-        "use outputs=, a function from what the model returns to the tensor of outputs, e.g. outputs=lambda o: o[0]"
+        f"Cannot train the model because it returns {_described(returned)}; use outputs=, a function from what the "
+        f"model returns to the tensor of outputs, e.g. outputs=lambda o: {_example(returned)}"
     )
+
+
+def _example(returned: Any) -> str:
+    if isinstance(returned, Mapping):
+        return f"o[{next(iter(returned), 'logits')!r}]"
+    return "o[0]" if isinstance(returned, tuple | list) else "o.logits"
 
 
 def _described(returned: Any) -> str:

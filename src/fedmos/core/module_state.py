@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .dropout import StreamDropout
@@ -53,6 +54,19 @@ def buffers(module: nn.Module) -> State:
         for name, value in part._buffers.items()
         if value is not None
     }
+
+
+def checksums(module: nn.Module) -> State:
+    """Return sums of the bits of all frozen parameters and buffers but the keys of dropout."""
+    kept = {**{name: p for name, p in module.named_parameters() if not p.requires_grad}, **dict(module.named_buffers())}
+    keys = {f"{prefix}.key" for prefix, part in module.named_modules() if isinstance(part, StreamDropout)}
+    return {name: _sum_of_bits(v.detach()) for name, v in kept.items() if name not in keys}
+
+
+def _sum_of_bits(v: Tensor) -> int:
+    v = torch.view_as_real(v) if v.is_complex() else v
+    words = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(v.view(words[v.dtype.itemsize]).sum(dtype=torch.int64)) if v.layout is torch.strided else v._version
 
 
 def changed(before: State, after: State) -> list[str]:

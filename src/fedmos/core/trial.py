@@ -18,7 +18,8 @@ from .dropout import SampleAxis
 from .embeddings import scales_by_frequency
 from .flat_model import FlatModel, ForwardTrace
 from .module_kind import UnsuitableModel
-from .module_state import attributes, buffers, changed, holds_tensor
+from .module_state import attributes, buffers, changed, checksums, holds_tensor
+from .random_draws import drawing_function, refusal
 
 _log = logging.getLogger("fedmos")
 
@@ -85,7 +86,7 @@ def _checked_pass(model: FlatModel, batch: Tensor) -> ForwardTrace:
     """Return a forward pass; refuse one that changes buffers or parameters."""
     x, before = model.initial(), buffers(model.module)
     y = x.clone()
-    trace = model.trace(y, batch)
+    trace = model.trace(y, batch.clone())  # the first pass finds out whether the model changes its inputs
     names = changed(before, buffers(model.module))
     if names:
         raise UnsuitableModel(
@@ -97,7 +98,25 @@ def _checked_pass(model: FlatModel, batch: Tensor) -> ForwardTrace:
             "Cannot train the model because its forward pass changes its parameters in place; compute with a changed "
             "copy instead"
         )
+    _check_constants(model, batch)
     return trace
+
+
+def _check_constants(model: FlatModel, batch: Tensor) -> None:
+    """Refuse a forward pass that changes frozen parameters or buffers through `.data`, which leaves no other trace.
+
+    The parameters differ a little from the initial ones, which a copy of them, as of a momentum encoder, may equal.
+    """
+    before = checksums(model.module)
+    if not before:
+        return
+    model.trace(1.01 * model.initial(), batch)
+    names = changed(before, checksums(model.module))
+    if names:
+        raise UnsuitableModel(
+            f"Cannot train the model because its forward pass changes '{names[0]}', which is not trained and which "
+            "clients would share; use a forward pass that depends on its inputs and parameters only"
+        )
 
 
 def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor], names: list[str]) -> None:
@@ -117,20 +136,14 @@ def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor]
             "run is not defined",
             names[0],
         )
-    elif not same and not _draws(model, batch):
+    elif not same:
+        where = drawing_function(lambda: model.trace(model.initial(), batch), model.module, model.device)
+        if where is not None:
+            raise UnsuitableModel(refusal(where))
         raise UnsuitableModel(
             "Cannot train the model because its output for the same samples changes from call to call; use a forward "
             "pass that depends on its inputs and parameters only"
         )
-
-
-def _draws(model: FlatModel, batch: Tensor) -> bool:
-    """Whether a forward pass draws from the global generator, which a later check refuses in its own words."""
-    devices = [model.device] if model.device.type == "cuda" else []
-    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-    model.trace(model.initial(), batch)
-    after = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
-    return not all(map(torch.equal, states, after))
 
 
 def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
@@ -147,6 +160,11 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
         hook = register_module_forward_pre_hook(lambda module, inputs: repeated.append(type(module).__name__))
         try:
             torch.autograd.grad(outputs.sum(), y, allow_unused=True)
+        except Exception as error:
+            if "checkpoint" in str(error):
+                repeated.append("torch.utils.checkpoint")
+            if not repeated:
+                raise
         finally:
             hook.remove()
     if repeated:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
 from torch import nn
 
 _READS = "it reads the value of a tensor, by `if`, int() or .item() (compute with tensors, by torch.where for example)"
+_DATA_SHAPE = (
+    "the shape of a tensor depends on the data, as that of x[mask], nonzero() and unique() does (keep the shape, by "
+    "torch.where(mask, x, 0) or masked_fill for example)"
+)
+_SHARED = "it changes a tensor that clients share in place, by one that differs (make a new tensor)"
+_DIFFERENTIATES = "it calls requires_grad_() or torch.autograd.grad in its forward pass (use torch.func.grad)"
 _REASONS = {
     "data-dependent control flow": _READS,
     ".item()": _READS,
     "Cannot access data pointer": "it reads a tensor by .tolist() or .numpy() (compute with the tensor; "
     "pack_padded_sequence takes lengths as a tensor)",
-    "inplace arithmetic": "it changes a tensor that clients share in place, by one that differs (make a new tensor)",
+    "inplace arithmetic": _SHARED,
+    "is not possible because there exists a Tensor": _SHARED,
+    "mutate a captured Tensor": _SHARED,
+    "dynamic shape": _DATA_SHAPE,
+    "masked_select": _DATA_SHAPE,
+    "stack expects each tensor to be equal size": _DATA_SHAPE,
+    "random operation": "it draws random numbers from PyTorch's generator (use F.dropout)",
+    "Tensor.requires_grad_()": _DIFFERENTIATES,
+    "does not require grad": _DIFFERENTIATES,
+    "parse": "it uses a sparse tensor (use a dense one, or index_add)",
 }
 """What errors of `torch.func.vmap` contain, and what they mean."""
 
@@ -18,19 +37,50 @@ _REASONS = {
 def explain(error: BaseException, model: nn.Module) -> str:
     """Return the innermost module of `model` in which the error was raised, and the reason."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
-    reason = next((meaning for sign, meaning in _REASONS.items() if sign in text), text)
-    where = _failing_module(error, model)
+    reason = _of_function(error, text) or next((meaning for sign, meaning in _REASONS.items() if sign in text), None)
+    where = failing_module(_frames(error), model)
+    reason = reason or _own_words(text)
     return f"{where}: {reason}" if where else reason
 
 
-def _failing_module(error: BaseException, model: nn.Module) -> str | None:
-    names = {id(module): name for name, module in model.named_modules()}
-    found, trace = None, error.__traceback__
+def _own_words(text: str) -> str:
+    """Return an error of `vmap` without what it says about itself; other errors as they are."""
+    if not any(sign in text for sign in ("vmap", "functorch", "atching rule")):
+        return text
+    text = text.split("Please")[0].removeprefix("vmap: ").strip().rstrip(".")
+    return f"PyTorch cannot vectorise an operation of it ({text}; use another one)"
+
+
+def _of_function(error: BaseException, text: str) -> str | None:
+    """Explain an error about a `torch.autograd.Function` that is called."""
+    if "setup_context" not in text and "vmap support" not in text and "vmap staticmethod" not in text:
+        return None
+    names = [kind.__name__ for frame in _frames(error) if isinstance(kind := frame.f_locals.get("cls"), type)]
+    name = names[-1] if names else "it"
+    if name == "CheckpointFunction":
+        return "it recomputes activations (turn gradient checkpointing off)"
+    how = "set generate_vmap_rule = True in the class"
+    if "setup_context" in text:
+        how = f"move what uses ctx from forward to setup_context, and {how}"
+    return f"{name} is a torch.autograd.Function without a rule for vmap ({how})"
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames of an error, outermost first."""
+    trace: Any = error.__traceback__
     while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+def failing_module(frames: Iterator[FrameType], model: nn.Module) -> str | None:
+    """Return the name and the class of the innermost module of `model` whose methods are among the frames."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = None
+    for frame in frames:
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and id(module) in names:
             found = module
-        trace = trace.tb_next
     if found is None:
         return None
     name = names[id(found)]

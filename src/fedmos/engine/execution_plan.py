@@ -242,15 +242,30 @@ def why_not_vectorised(task: Task) -> str | None:
     if task.model.mixes_samples and not task.equal_batches:
         return (
             "samples of a batch influence each other in the model (BatchNorm without running statistics, "
-            "scale_grad_by_freq?) and batches of different sizes would be padded"
+            "scale_grad_by_freq, a value of the whole batch?) and batches of different sizes would be padded"
         )
     try:
         with torch.no_grad():
-            ids = torch.arange(min(2, len(task.data)))
-            Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), task.model.least_rows)
+            _try_gradient(task, task.model.least_rows)
             if task.model.recurrent:
                 some = torch.arange(min(_SAMPLES_TRIED, int(task.data.offsets[-1])), device=task.model.device)
                 return why_not_padded(task.model, task.samples(some)[0], task.equal_batches)
     except Exception as error:  # a user's module may raise anything here
-        return explain(error, task.model.module)
+        problem = explain(error, task.model.module)
+        return f"{problem} (on one sample; two are no problem)" if _works_on_two(task) else problem
     return None
+
+
+def _try_gradient(task: Task, samples: int) -> None:
+    ids = torch.arange(min(2, len(task.data)))
+    Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), samples)
+
+
+@torch.no_grad()
+def _works_on_two(task: Task) -> bool:
+    """Whether a gradient of two samples succeeds; `x.squeeze()` also removes the axis of a single one."""
+    try:
+        _try_gradient(task, 2)
+    except Exception:
+        return False
+    return task.model.least_rows < 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.flat_model import FlatModel
 from ..core.frozen_parameters import Copies
@@ -87,8 +89,15 @@ class Task:
             return v
 
         if samples > 0:
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
-                self.trial(samples)
+            try:
+                with torch.autograd.graph.saved_tensors_hooks(pack, lambda v: v):
+                    self.trial(samples)
+            except RuntimeError as error:
+                if "saved tensor hooks" not in str(error):  # a model that calls torch.func.grad supports none
+                    raise
+                with _ResultBytes() as mode:
+                    self.trial(samples)
+                return int(mode.total)
         return total
 
     def trial(self, samples: int) -> Tensor:
@@ -141,6 +150,19 @@ class Task:
 
     def targets(self, y: Tensor) -> Tensor:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
+
+
+class _ResultBytes(TorchDispatchMode):
+    """Counts the bytes of all results of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        self.total += sum(v.nbytes for v in torch.utils._pytree.tree_leaves(result) if isinstance(v, Tensor))
+        return result
 
 
 def total_memory(device: torch.device) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..algorithm import Algorithm
+from ..core.random_draws import drawing_function, refusal
 from ..engine.backend import complete
 from ..engine.local_backend import LocalBackend
 from ..engine.round import server_step, train_clients
@@ -40,15 +41,20 @@ def repeatable(state: FederatedState) -> Iterator[None]:
     if used:
         _find_culprit(state, t)
     if "torch" in used:
-        raise ValueError(
-            "Cannot train the model because it draws from PyTorch's global generator, so its runs would not repeat; "
-            "use dropout (F.dropout or nn.Dropout), which gets random streams of its own, in place of other noise"
-        )
+        raise ValueError(refusal(_where(state)))
     if held != buffers():
         raise ValueError(
             "Cannot train the model because it changes its buffers in training (running statistics?), which clients "
             "would share; use layers without such buffers"
         )
+
+
+def _where(state: FederatedState) -> str | None:
+    """Return the function that draws and the module that calls it, if the model does."""
+    model = state.task.model
+    with suppress(Exception), torch.no_grad():  # the round of the run itself has succeeded
+        return drawing_function(lambda: state.task.trial(model.least_rows), model.module, model.device)
+    return None
 
 
 def _find_culprit(state: FederatedState, t: int) -> None:

@@ -18,6 +18,7 @@ from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
 from ..core.history import History, Record
 from ..core.model_outputs import OutputFunction
+from ..core.module_copy import copied
 from ..core.module_kind import plain_module
 from ..data.normalize import Normalize
 from ..engine.snapshot import BestModel
@@ -296,7 +297,7 @@ def _filled(model: nn.Module, result: Result) -> nn.Module:
     """Return a copy of the model with the parameters of the result, in evaluation mode."""
     model = plain_module(model)
     check_same_model(model, result.info)
-    model = copy.deepcopy(model).to(device=torch.device("cpu"), dtype=result.params.dtype)
+    model = copied(model, "cpu", result.params.dtype)
     load_flat(model, result.params)
     return model.eval()
 
