@@ -9,26 +9,30 @@ from typing import Any
 
 from ..algorithm import Algorithm
 from ..algorithms import FedAvg
+from ..codecs.chain import as_codec, is_codec
+from ..codecs.codec import Codec
 from ..core.formatting import format_value
 from ..core.validation import LOCAL, count, none, require
 from ..local.chain import is_local
 from ..selection.selector import Selector
 from .algorithm import AlgorithmChecks, Check
+from .codec import CodecChecks
 from .findings import Findings
 from .selector import SelectorChecks
 
 
 def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) -> list[str]:
-    """Check an algorithm, a selector or a local optimiser of one's own on a small federation.
+    """Check an algorithm, a selector, a local optimiser or a codec of one's own on a small federation.
 
     The checks of an algorithm: its declaration; a client alone against a cohort, which finds `g.norm()` without `dim`;
     the shapes of what every method returns; purity (no change in place, no global random generator, nothing kept on
     self, the same result for the same arguments); bytes as declared; a cohort in blocks, as on several ranks; an
     identical run, alone, resumed, or beside another. A selector: its ids and weights, few available clients, purity,
-    its declared state, and what it claims about drawing ahead.
+    its declared state, and what it claims about drawing ahead. A codec: its fields and bytes as declared, a cohort row
+    by row, purity, values that are not finite, its mean over keys if it claims to be unbiased.
 
     Args:
-        obj: An object of a class of algorithms, selectors or local optimisers.
+        obj: An object of a class of algorithms, selectors, local optimisers or codecs; or a list of the last two.
         local_steps: The number of local steps; None for one epoch, in which clients have different numbers of steps.
         verbose: Whether to print every check with its outcome.
 
@@ -50,6 +54,8 @@ def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) ->
         []
     """
     require("check", "local_steps", local_steps, count.up_to(LOCAL) | none)
+    if is_codec(obj):
+        obj = as_codec(obj)
     findings = Findings(obj)
     for title, work in _checks(obj, findings, local_steps):
         before = len(findings)
@@ -70,8 +76,10 @@ def _checks(obj: Any, findings: Findings, local_steps: int | None) -> list[Check
         return SelectorChecks(obj, findings, local_steps).checks()
     if is_local(obj):
         return AlgorithmChecks(FedAvg(lr=0.05), findings, local_steps, obj).checks()
+    if isinstance(obj, Codec):
+        return CodecChecks(obj, findings).checks()
     kinds = "an algorithm, a selector or a local optimiser"
-    if isinstance(obj, type) and issubclass(obj, Algorithm | Selector):
+    if isinstance(obj, type) and issubclass(obj, Algorithm | Selector | Codec):
         raise ValueError(f"check: 'obj' must be {kinds}, got the class {obj.__name__}; use {obj.__name__}(...)")
     raise ValueError(f"check: 'obj' must be {kinds}, got {format_value(obj)}")
 

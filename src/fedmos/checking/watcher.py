@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Context
+from ..codecs.codec import Codec
 from ..engine.context import CohortContext
 from ..engine.named_tensors import changed_in_place
 from ..engine.watch import GeneratorStates, contract_of, draws_globally
@@ -127,6 +128,8 @@ def _declare(obj: Any) -> str:
         return "declare what it remembers in 'state' and keep it in view.state"
     if isinstance(obj, LocalOptimizer):
         return "declare what it remembers in 'state'"
+    if isinstance(obj, Codec):
+        return "a codec has no state"
     return "declare what it remembers in 'server_state' or 'client_state'"
 
 

@@ -28,7 +28,7 @@ def check(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every check with its outcome.")] = False,
 ) -> None:
-    """Check an algorithm, a selector or a local optimiser of your own on a small federation.
+    """Check an algorithm, a selector, a local optimiser or a codec of your own on a small federation.
 
     Prints the findings, one sentence each, and ends with exit code 1 if there are any. For example: fedmos check
     mine.py:FedSAM lr=0.1 rho=0.05

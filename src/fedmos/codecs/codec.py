@@ -43,6 +43,8 @@ class Codec:
         ...         return fields["values"].float()
         >>> BFloat16().nbytes(1000)
         2000
+        >>> fm.check(BFloat16())
+        []
     """
 
     payload: ClassVar[str | None] = None

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm
+from ..codecs.codec import Codec
 from ..local.optimizer import LocalOptimizer
 from ..selection.selector import Selector
 
-T = TypeVar("T", Algorithm, Selector, LocalOptimizer)
+T = TypeVar("T", Algorithm, Selector, LocalOptimizer, Codec)
 
 Around = Callable[[Any, str, Callable[..., Any], tuple[Any, ...]], Any]
 """Called in place of a method with the object, the method's name, the method itself, and the arguments."""
 
-_BASES: tuple[type[Any], ...] = (Algorithm, Selector, LocalOptimizer)
+_BASES: tuple[type[Any], ...] = (Algorithm, Selector, LocalOptimizer, Codec)
 _GENERATORS = {"torch": "PyTorch's", "numpy": "NumPy's", "random": "Python's"}
 _KEYS: dict[str, str | None] = {
     **dict.fromkeys(("broadcast", "server", "evaluated", "idle", "gradient_estimate"), "ctx.key"),
@@ -34,7 +35,7 @@ _KEYS: dict[str, str | None] = {
 
 
 def contract_of(kind: type[Any]) -> type[Any]:
-    """Return the base class that declares the methods of a class: `Algorithm`, `Selector` or `LocalOptimizer`."""
+    """Return the base class that declares the methods of a class, for example `Algorithm`."""
     return next((base for base in _BASES if issubclass(kind, base)), kind)
 
 
@@ -119,6 +120,8 @@ def draws_globally(owner: str, method: str, generator: str) -> ValueError:
     """Return the error for a method that draws from a global generator."""
     key = _KEYS.get(method, "c.key")
     use = "a generator with a seed of its own" if key is None else f"fedmos.rng with {key}, e.g. rng.draws({key}, n)"
+    if method in ("encode", "decode"):
+        use = "the key, e.g. fm.codecs.uniform(key, v)"
     return ValueError(
         f"{owner}: '{method}' must not draw from {_GENERATORS[generator]} global generator because its runs would not "
         f"repeat; use {use}"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..algorithm import Algorithm
+from ..codecs.codec import Codec
 from ..core.random_draws import drawing_function, refusal
 from ..engine.backend import complete
 from ..engine.local_backend import LocalBackend
@@ -99,7 +100,7 @@ def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
         complete(server_step(rehearsal, sampled, training))
 
 
-def _owner(obj: Algorithm | Selector | LocalOptimizer, method: str) -> tuple[str, str]:
+def _owner(obj: Algorithm | Selector | LocalOptimizer | Codec, method: str) -> tuple[str, str]:
     """Return the class and the method that the user wrote; the step with a local optimiser is the optimiser's."""
     if isinstance(obj, Algorithm) and method == "step" and (optimizers := composed_optimizers(obj)):
         return " or ".join(type(optimizer).__name__ for optimizer in optimizers), "update"
