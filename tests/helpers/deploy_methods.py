@@ -10,6 +10,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "FedMoS + ACS": {"algorithm": {"name": "FedMoS", "lr": 0.05}, "selection": {"name": "ACS", "m": 2}},
     "SCAFFOLD": {"algorithm": {"name": "Scaffold", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
     "MimeMom": {"algorithm": {"name": "Mime", "lr": 0.05, "beta": 0.9}, "selection": {"name": "Uniform", "m": 2}},
+    "SCAFFOLD, coded": {
+        "algorithm": {"name": "Scaffold", "lr": 0.05},
+        "selection": {"name": "Uniform", "m": 2},
+        "uplink": {"name": "ErrorFeedback", "codec": [{"name": "Rotate"}, {"name": "Quantize", "bits": 4}]},
+        "downlink": {"name": "Quantize", "bits": 8},
+    },
     "FedHBM": {"algorithm": {"name": "FedHBM", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
     "rpow-d": {
         "algorithm": {"name": "FedAvg", "lr": 0.05},

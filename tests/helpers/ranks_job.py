@@ -48,6 +48,13 @@ HARD = {
         "selection": fm.Uniform(m=5),
         "local": [fm.local.AdamW(average=True), fm.local.Muon(average=True)],
     },
+    "coded messages": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.Uniform(m=5),
+        "uplink": fm.codecs.ErrorFeedback([fm.codecs.Rotate(), fm.codecs.Quantize(4)]),
+        "downlink": fm.codecs.TopK(0.1),
+        "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
+    },
     "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
     "numbers": {"algorithm": fm.FedExP(lr=0.05, average=True), "selection": fm.Uniform(m=5)},
     "another start": {"algorithm": fm.FedACG(lr=0.05), "selection": fm.Uniform(m=5)},

@@ -16,11 +16,14 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Field, Gradient, Vectors
 from ..core.composition import recast, subclass
+from .bytes import to_bytes
 from .codec import Codec, Fields
 from .links import CodedVector, Link, check_hashable, coded_vectors, link_key
 
 RESIDUAL = "codec."
 """The names of residuals of error feedback, which are client state, begin with this."""
+ON_WIRE = "wire."
+"""The names of encoded uploads, as bytes, begin with this at the client of a deployment."""
 HELD = "held."
 """The names of what a client holds of the server's vectors, which is client state, begin with this."""
 
@@ -54,6 +57,23 @@ def with_codecs(algorithm: Algorithm, uplink: Link | None, downlink: Link | None
     return recast(algorithm, _coded_class(type(algorithm), coding))  # type: ignore[arg-type]  # a class is hashable
 
 
+def at_client(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Algorithm:
+    """Return a coded algorithm as the client of a deployment runs it.
+
+    The client decodes what it receives before its methods are called, and returns each coded upload twice: as the
+    server decodes it, and as bytes, with `ON_WIRE` before its name.
+
+    Args:
+        algorithm: The algorithm, composed with codecs or not.
+        size: The number of parameters of the model.
+        dtype: The dtype of the model.
+    """
+    if not isinstance(algorithm, _Coded):
+        return algorithm
+    lengths = tuple((v.name, v.codec.nbytes(size, dtype)) for v in algorithm._codec_coding.up)
+    return recast(algorithm, _remote_class(type(algorithm), lengths))  # type: ignore[arg-type]  # a class is hashable
+
+
 def coding_of(algorithm: Algorithm) -> Coding:
     """Return the vectors of an algorithm that are coded; none if it is composed with no codec."""
     return algorithm._codec_coding if isinstance(algorithm, _Coded) else Coding()
@@ -72,10 +92,10 @@ def receive(
         last: The round that each client last took part in, −1 for never: (1,) or (M, 1).
         key: Returns the clients' random streams in this round.
     """
-    if not isinstance(algorithm, _Coded) or not algorithm._codec_coding.down:
+    if isinstance(algorithm, _Remote) or not coding_of(algorithm).down:
         return x, msg
     sent = {"x": x} | msg
-    for name, codec, _ in algorithm._codec_coding.down:
+    for name, codec, _ in coding_of(algorithm).down:
         if name in sent:
             held, stream = own[HELD + name], link_key(key(), "down", name)
             fields = codec.encode(sent[name] - held, stream)
@@ -132,14 +152,50 @@ class _Coded(Algorithm):
             feedback = feedback and phase == "train"
             v = v + c.own[RESIDUAL + name] if feedback else v
             key = link_key(c.key, phase, name)
-            sent[name] = codec.decode(codec.encode(v, key), v.shape[-1], key).to(v.dtype)
+            fields = codec.encode(v, key)
+            sent[name] = codec.decode(fields, v.shape[-1], key).to(v.dtype)
             if feedback:
                 residuals[RESIDUAL + name] = v - sent[name]
+            sent |= self._codec_wire(name, codec, fields, v)
         return sent, residuals
+
+    def _codec_wire(self, name: str, codec: Codec, fields: Fields, v: Tensor) -> Vectors:
+        """Return an encoded upload where it is sent."""
+        return {}
 
     def _codec_alone(self) -> Algorithm:
         """Return the algorithm alone. Its declarations may depend on each other."""
         return recast(self, self._codec_base)
+
+
+@cache
+def _remote_class(kind: type[Algorithm], lengths: tuple[tuple[str, int], ...]) -> type[Algorithm]:
+    return subclass(kind, _Remote, _codec_lengths=dict(lengths), _codec_local=kind)
+
+
+class _Remote(_Coded):
+    """A coded algorithm at the client of a deployment; see `at_client`."""
+
+    _codec_lengths: ClassVar[dict[str, int]]
+    """By coded upload, its bytes."""
+    _codec_local: ClassVar[type[Algorithm]]
+    """The class of the algorithm in a simulation."""
+
+    @property
+    def up(self) -> Sequence[Field]:
+        return self._codec_with_bytes(recast(self, self._codec_local).up)
+
+    @property
+    def prepare_up(self) -> Sequence[Field]:
+        return self._codec_with_bytes(recast(self, self._codec_local).prepare_up)
+
+    def _codec_with_bytes(self, declared: Sequence[Field]) -> Sequence[Field]:
+        names = [field if isinstance(field, str) else field[0] for field in declared]
+        return (*declared, *((ON_WIRE + name, n) for name, n in self._codec_lengths.items() if name in names))
+
+    def _codec_wire(self, name: str, codec: Codec, fields: Fields, v: Tensor) -> Vectors:
+        # As numbers of the dtype of the run, which uploads have in the engine.
+        return {ON_WIRE + name: to_bytes(codec, fields, v.shape[-1]).to(v.dtype)}
 
 
 def _rows(uploads: Vectors, name: str, c: ClientContext) -> Tensor | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..codecs.compose import ON_WIRE
 from ..core.validation import suggest
 from ..selection.selector import REPORTS, Selector
 from .declaration import Declaration
@@ -70,7 +71,7 @@ def report_row(name: str, uploads: Vectors, grad: LocalGradient) -> Tensor:
 
 def update_norm(uploads: Vectors) -> Tensor:
     """Return the norm of each client's upload "delta" or, without one, of all its uploads as one vector, (M,)."""
-    vectors = [uploads["delta"]] if "delta" in uploads else list(uploads.values())
+    vectors = [uploads["delta"]] if "delta" in uploads else [v for n, v in uploads.items() if not n.startswith(ON_WIRE)]
     norms = torch.stack([torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1) for v in vectors])
     norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
     return norm

@@ -116,12 +116,13 @@ class FederatedState:
     def personal_model(self, i: int) -> Tensor | None:
         """Return the model of client i's own, on the CPU; None if the algorithm has none."""
         ids = torch.tensor([i])
-        if self.declaration.client_state and not self.clients.stores(i):
+        stored = self.clients.read(ids) if self.clients.stores(i) else {}
+        if set(stored) != set(self.declaration.client_state):
             raise ValueError(
                 f"Cannot give client {i} a model of its own because its state is not stored in this process; use a "
                 "simulation on one rank"
             )
-        own = {name: v[0] if v.ndim > 1 else v for name, v in self.clients.read(ids).items()}
+        own = {name: v[0] if v.ndim > 1 else v for name, v in stored.items()}
         K, p = self.task.steps(self.task.data.sizes[ids]), self.task.data.importance[ids]
         none = Cohort.of(ids[:0], p[:0], self.task.data)
         known: dict[str, Any] = {f.name: getattr(self.context(none), f.name) for f in fields(Context)}

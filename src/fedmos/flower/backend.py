@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from ..algorithm import Vectors
-from ..codecs.compose import Coding, coding_of
+from ..codecs.compose import HELD
 from ..engine.aggregation import (
     Division,
     PartialUpdate,
@@ -31,6 +31,7 @@ from ..evaluation.measurable import measurable
 from ..evaluation.metrics import Evaluator
 from ..run.backends import BackendSetting
 from . import wire
+from .coded_messages import CodedMessages, HeldVectors
 from .reply_collector import Replies, ReplyCollector
 from .requests import Reply, ReplyPolicy, Request
 
@@ -42,18 +43,21 @@ class FlowerBackend:
     """
 
     def __init__(self, given: BackendSetting, collector: ReplyCollector, reply_policy: ReplyPolicy) -> None:
-        if coding_of(given.algorithm) != Coding():
-            raise ValueError("Cannot deploy with uplink= or downlink=; use them in simulations")
         self._task, self._plan = given.task, given.plan
         self._declaration = Declaration(given.algorithm, given.task.model.layers)
         self._collector, self._reply_policy = collector, reply_policy
-        self.clients = ClientStore({}, len(given.task.data))
+        self._coded = CodedMessages(given.algorithm, given.task.model, given.task.seed)
+        held = {HELD + name: torch.zeros_like(given.task.model.initial()) for name in self._coded.down}
+        self.clients = ClientStore(held, len(given.task.data), given.scratch)
+        self._held = HeldVectors(self._coded, self.clients)
         self.clock = None
         self.policy = UpdatePolicy(check_each=True, drop=True)
         self.evaluator = _DeploymentEvaluator(self._task, self._train_metrics if reply_policy.train_metrics else None)
         self._round = -1
         self._has_model: set[int] = set()
         """Clients that have received this round's x."""
+        self._has_difference: set[int] = set()
+        """Clients that have received x as the difference to what they hold, in the extra phase of this round."""
         self._answers: dict[Any, dict[int, Tensor]] = {}
         """The answers of clients to the selector's probes in this round."""
         self._reports: dict[int, Vectors] = {}
@@ -83,7 +87,7 @@ class FlowerBackend:
             sums=sums | {name: v[uploads.to(v.device)] for name, v in rows.items()},
             kept=kept if W is None else kept.scaled(W),
             arrived=arrived,
-            states=(kept.ids, {}),
+            states=(kept.ids, self._held.states(kept.ids) if given.phase == "train" else {}),
             report=self._report(arrived, given, received).to(given.x.device),
             updates=updates,
         )
@@ -101,7 +105,9 @@ class FlowerBackend:
         reports = asked if given.thin is not None else extra_reports(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
         dtype, sends_x = self._task.model.dtype, "x" in self._declaration.down
-        replies = self._ask(Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x))
+        replies = self._ask(
+            Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x, phase=given.phase)
+        )
         self._late |= replies.late
         self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
         return replies.accepted
@@ -118,7 +124,8 @@ class FlowerBackend:
         sent = [name for name in given.reports if name in shapes]
         headers = {i: {"reports": ",".join(sent)} for i in cohort.ids.tolist()}
         rest = {name: shape for name, shape in shapes.items() if name not in sent}
-        request = Request(wire.UPLOAD, headers, given.x, {}, rest, (), self._task.model.dtype, sends_x=False)
+        dtype = self._task.model.dtype
+        request = Request(wire.UPLOAD, headers, given.x, {}, rest, (), dtype, sends_x=False, phase="train")
         replies = self._ask(request) if headers else Replies({}, set(), set())
         self._late |= replies.late
         known = {i: {name: self._reports[i][name][0] for name in sent} for i in replies.accepted}
@@ -211,7 +218,9 @@ class FlowerBackend:
     def _enter_round(self, t: int) -> None:
         if t != self._round:
             self._round = t
-            self._has_model, self._answers, self._reports, self._late = set(), {}, {}, set()
+            self._has_model, self._has_difference = set(), set()
+            self._answers, self._reports, self._late = {}, {}, set()
+            self._held.enter_round()
 
     def _probe(self, request: Request, t: int, ids: Tensor, key: Any, part: Callable[[Reply], Tensor]) -> list[Tensor]:
         """Return each client's answer. A client is asked once per round, even if the selector starts again."""
@@ -226,13 +235,11 @@ class FlowerBackend:
 
     def _ask(self, request: Request) -> Replies[Reply]:
         """Send a request and collect the validated replies."""
-        policy, t, x, msg = self._reply_policy, self._round, request.x, request.msg
-        has_model = self._has_model if request.counted else set()
-        rest, whole = wire.pack(msg), wire.pack(({"x": x} if request.sends_x else {}) | msg)
+        policy, t = self._reply_policy, self._round
+        has_model = self._holding_x(request)
+        vectors = self._packed(request, has_model)
         messages = {
-            i: wire.compose(
-                {"run": policy.run, "round": t, "client": i} | dict(header), rest if i in has_model else whole
-            )
+            i: wire.compose({"run": policy.run, "round": t, "client": i} | dict(header), vectors(i))
             for i, header in request.headers.items()
         }
 
@@ -241,8 +248,22 @@ class FlowerBackend:
 
         replies = self._collector.collect(request.kind, messages, validate_reply, policy.deadline, request.counted)
         if request.counted and any(header.get("keep") for header in request.headers.values()):
-            self._has_model |= set(replies.accepted)
+            has_model |= set(replies.accepted)
         return replies
+
+    def _holding_x(self, request: Request) -> set[int]:
+        """Return the clients to which x is not sent again; the set is extended as clients receive it."""
+        if not request.counted:
+            return set()
+        return self._has_difference if request.phase is not None and "x" in self._coded.down else self._has_model
+
+    def _packed(self, request: Request, has_model: set[int]) -> Callable[[int], ArrayRecord]:
+        """Return what gives the vectors of the message to a client."""
+        rest, whole = request.msg, ({"x": request.x} if request.sends_x else {}) | request.msg
+        if request.phase is not None and self._coded.down:
+            return lambda i: wire.pack(self._held.message(rest if i in has_model else whole, self._round, i))
+        packed_rest, packed_whole = wire.pack(rest), wire.pack(whole)
+        return lambda i: packed_rest if i in has_model else packed_whole
 
     def _validate_reply(self, request: Request, client: int, content: RecordDict) -> Reply:
         """Check a reply against the request; raises `wire.RefusedError` if it cannot be used."""
@@ -250,8 +271,10 @@ class FlowerBackend:
         header = wire.header_up(request.kind, content)
         samples = int(self._task.data.sizes[client])
         wire.check_equal(header, run=policy.run, round=self._round, client=client, samples=samples)
+        codecs = {} if request.phase is None else self._coded.up
+        vectors = wire.vectors_in(content, self._coded.shapes(request.vectors, codecs), model.dtype, codecs)
         reply = Reply(
-            wire.vectors_in(content, request.vectors, model.dtype),
+            vectors if request.phase is None else self._coded.uploads(vectors, self._round, client, request.phase),
             wire.numbers_in(content, dict.fromkeys(request.numbers, (1,)), request.dtype),
         )
         wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)

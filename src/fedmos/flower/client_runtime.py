@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..algorithm import Context as RoundContext
 from ..algorithm import Vectors
+from ..codecs.compose import at_client
 from ..core.formatting import format_value
 from ..core.precision import arithmetic
 from ..data.federated import FederatedData
@@ -33,6 +34,7 @@ from ..run.preflight import find_device
 from ..selection.selector import REPORTS
 from . import wire
 from .client_folder import RUN_ID, ClientFolder
+from .coded_messages import CodedMessages, as_sent
 from .deployment import Deployment, client_part
 
 LoadClientData = Callable[[str], Any]
@@ -65,6 +67,8 @@ class ClientRuntime:
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._task = build_task(spec, device, data, origin=(zero + signed(spec.seed), zero + self.number))
         self.model = self._task.model
+        self._coded = CodedMessages(self.algorithm, self.model, spec.seed)
+        self.algorithm = at_client(self.algorithm, self.model.size, self.model.dtype)
         check_fit(self._task)
         m = cohort_size(spec.selection, spec.system, len(names))
         with arithmetic(self.model.precision):
@@ -117,7 +121,7 @@ class ClientRuntime:
         declaration = Declaration(self.algorithm, self.model.layers)
         sent = _parse_reports(header["reports"], declaration)
         like = {name: torch.empty(shape, dtype=self.model.dtype) for name, shape in declaration.up("train").items()}
-        upload = self._folder(header).load_upload(header["round"], like)
+        upload = self._folder(header).load_upload(header["round"], as_sent(like))
         return _Payload({name: v for name, v in upload.items() if name not in sent}, {})
 
     def _run_phase(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> _Payload:
@@ -126,9 +130,9 @@ class ClientRuntime:
         declaration = Declaration(self.algorithm, self.model.layers)
         reports = _parse_reports(header["reports"], declaration)
         message = {} if phase == "prepare" else declaration.message
-        x, msg = self._receive(header, content, message, needs_x="x" in declaration.down)
         t, last, folder = header["round"], header["last"], self._folder(header)
         state = folder.load_state(last, initial_client_state(self.algorithm, self.model))
+        x, msg = self._receive(header, content, message, needs_x="x" in declaration.down, own=state)
         backend = self._backend(header["p"])
         trained = in_training(reports)
         result = backend.executor.execute(self._make_job(phase, header, x, msg, state)._replace(reports=trained))
@@ -137,7 +141,7 @@ class ClientRuntime:
         numbers = {name: v.to(x.dtype) for name, v in backend.reports(x, _ONLY_CLIENT, reports).items()}
         for row, name in enumerate(trained, start=1):
             numbers[name] = result.report[row, :1].to(x.dtype)
-        uploads = {name: v[0] for name, v in result.uploads.items()}
+        uploads = as_sent({name: v[0] for name, v in result.uploads.items()})
         if phase == "train":
             folder.save_state(t, last, state | {name: v[0] for name, v in result.own.items()})
         if kind == wire.REPORT:
@@ -163,18 +167,26 @@ class ClientRuntime:
         )
 
     def _receive(
-        self, header: Mapping[str, Any], content: RecordDict, message: Shapes | None = None, needs_x: bool = True
+        self,
+        header: Mapping[str, Any],
+        content: RecordDict,
+        message: Shapes | None = None,
+        needs_x: bool = True,
+        own: Vectors | None = None,
     ) -> tuple[Tensor, Vectors]:
         """Return x and the other tensors of a request.
 
         If the request does not contain x, x is read from the client's folder: it was sent earlier in the round. For an
-        algorithm that does not send x, the initial model stands in its place, which no method reads.
+        algorithm that does not send x, the initial model stands in its place, which no method reads. With the client's
+        state `own`, coded vectors are decoded, unless this is the client's first round.
         """
         expected = dict(message or {})
         has_x = "x" in wire.names_in(content)
         if has_x:
             expected["x"] = (self.model.size,)
-        received = wire.vectors_in(content, expected, self.model.dtype)
+        codecs = {} if own is None or header["last"] < 0 else self._coded.down
+        received = wire.vectors_in(content, self._coded.shapes(expected, codecs), self.model.dtype, codecs)
+        received = self._coded.downloads(received, own or {}, header["round"], self.number)
         received = {name: v.to(self.model.device) for name, v in received.items()}
         if not has_x and not needs_x:
             return self.model.initial(), received

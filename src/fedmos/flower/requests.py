@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..engine.job import Phase
 from . import wire
 
 
@@ -46,5 +47,7 @@ class Request(NamedTuple):
     """The dtype of the numbers."""
     sends_x: bool = True
     """Whether clients receive x with it."""
+    phase: Phase | None = None
+    """The phase of the round in which vectors are coded; None where they are sent as they are."""
     counted: bool = True
     """Whether the bytes are part of the run's communication."""

@@ -1,5 +1,7 @@
 """The message format: a header of plain values, and vectors and numbers as the raw bytes of the run's dtype.
 
+A coded vector is an array of bytes: the fields of its codec, one after another.
+
 Received arrays are never deserialised by their declared type. An array is accepted only if its type, shape and length
 are the expected ones; its bytes are then read as numbers. The number of bytes sent is the number that the algorithm
 declares.
@@ -7,7 +9,7 @@ declares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -98,9 +100,9 @@ def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord(arrays)
 
 
-def vectors_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype) -> Vectors:
-    """Validate and deserialise the vectors of a message: exactly those in `shapes`."""
-    return _tensors(content, _VECTORS, shapes, dtype)
+def vectors_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype, coded: Container[str] = ()) -> Vectors:
+    """Validate and deserialise the vectors of a message: exactly those in `shapes`. Those in `coded` are bytes."""
+    return _tensors(content, _VECTORS, shapes, dtype, coded)
 
 
 def numbers_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype) -> Vectors:
@@ -160,13 +162,16 @@ def _header(content: RecordDict, fields: Mapping[str, type]) -> dict[str, Any]:
     return dict(record)
 
 
-def _tensors(content: RecordDict, key: str, shapes: Shapes, dtype: torch.dtype) -> Vectors:
+def _tensors(content: RecordDict, key: str, shapes: Shapes, dtype: torch.dtype, coded: Container[str] = ()) -> Vectors:
     record = content.get(key, ArrayRecord())
     if not isinstance(record, ArrayRecord):
         raise RefusedError(f"'{key}' must be arrays, got {type(record).__name__}")
     if set(record) != set(shapes):
         raise RefusedError(f"its {key} are {_join(record)} instead of {_join(shapes)}")
-    return {name: _tensor(name, record[name], shape, dtype) for name, shape in shapes.items()}
+    return {
+        name: _tensor(name, record[name], shape, torch.uint8 if name in coded else dtype)
+        for name, shape in shapes.items()
+    }
 
 
 def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

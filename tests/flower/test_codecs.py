@@ -1,0 +1,138 @@
+"""A deployment with coded messages: the bits of the simulation, and the bytes that its codecs declare."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.codecs import ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sign, TopK
+from fedmos.codecs.chain import as_codec
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
+from flwr.app import Array, ArrayRecord, Message
+
+from fedmos.flower import wire
+from helpers.conformance import EACH, Case
+from helpers.flower_runs import BAD, EVERYONE, SELECTORS, arguments, assert_same, model
+
+D = sum(p.numel() for p in model().parameters())
+LINKS = {
+    "up": {"uplink": Quantize(4)},
+    "feedback": {"uplink": ErrorFeedback(TopK(0.1))},
+    "chain": {"uplink": [Rotate(), Quantize(3)]},
+    "down": {"downlink": Quantize(4)},
+    "both": {"uplink": {"delta": ErrorFeedback([TopK(0.3), Quantize(8)])}, "downlink": RandomK(0.2)},
+    "half": {"uplink": Float16(), "downlink": Float16()},
+    "sign": {"uplink": ErrorFeedback(Sign()), "downlink": {"x": TopK(0.5)}},
+}
+
+
+def compare(deployed, algorithm, link, **changes):
+    given = arguments(algorithm=algorithm, rounds=4, **LINKS[link]) | changes
+    result, expected = deployed(given).run(), fm.run(**given)
+    assert_same(result, expected)
+    return result, expected
+
+
+@pytest.mark.parametrize(("link", "engine"), [*((link, "loop") for link in LINKS), ("both", "batched")])
+def test_the_same_as_the_simulation(deployed, link, engine):
+    """Cohorts, bytes on the wire, bits of the model and of the server's state."""
+    compare(deployed, fm.Scaffold(lr=0.05), link, engine=engine)
+
+
+@pytest.mark.parametrize("algorithm", [fm.Mime(lr=0.05, beta=0.5), fm.FedNova(lr=0.05)], ids=str)
+def test_extra_phases_and_numbers(deployed, algorithm):
+    """Mime's gradients are coded, and x is sent once for both phases; FedNova's number of steps is sent as it is."""
+    compare(deployed, algorithm, "sign")
+    if isinstance(algorithm, fm.FedNova):
+        return
+    first = arguments(algorithm=algorithm, rounds=3, uplink=Quantize(4), downlink=Quantize(4), selection=fm.Full())
+    codec, record = Quantize(4), fm.run(**first).history[-1]
+    assert record.bytes_up == 6 * 2 * codec.nbytes(D)
+    assert record.bytes_down == 6 * 3 * codec.nbytes(D)
+
+
+@pytest.mark.parametrize("selector", ["pow-d", "OCS", "DELTA"])
+def test_probes_and_thinning(deployed, selector):
+    """Probed clients get x and then the difference; reports are of decoded updates; uploads wait in the folder."""
+    compare(deployed, fm.FedAvg(lr=0.1), "both", selection=SELECTORS[selector])
+
+
+def test_double_precision(deployed):
+    compare(deployed, fm.FedDyn(lr=0.1), "both", dtype=torch.float64)
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("case", EACH, ids=str)
+@pytest.mark.extended
+def test_every_algorithm(deployed, case, link):
+    compare(deployed, case.make(lr=0.05), link)
+
+
+@pytest.mark.parametrize("selector", sorted(set(SELECTORS) - {"rpow-d", "ActiveFL", "Oort"}))
+@pytest.mark.extended
+def test_every_selector(deployed, selector):
+    compare(deployed, Case("Scaffold", (2, 2)).make(lr=0.05), "both", selection=SELECTORS[selector])
+
+
+def test_a_server_that_is_restarted_knows_what_clients_hold(deployed):
+    given = arguments(algorithm=fm.Scaffold(lr=0.05), **LINKS["both"])
+    deployment = deployed(given)
+    deployment.run(rounds=2)
+    assert_same(deployment.run(), fm.run(**given))
+
+
+CODEC, SIZE = [TopK(0.1), Quantize(4)], as_codec([TopK(0.1), Quantize(4)]).nbytes(D)
+TAMPERED = {
+    "too few bytes": (Array("uint8", (SIZE - 1,), "fedmos.raw", b"\0" * (SIZE - 1)), f"must be of shape ({SIZE},)"),
+    "too many bytes": (Array("uint8", (SIZE,), "fedmos.raw", b"\0" * 2 * SIZE), f"must have {SIZE} bytes"),
+    "numbers": (Array("float32", (D,), "fedmos.raw", b"\0" * 4 * D), "must be of dtype uint8"),
+    "indices out of range": (
+        Array("uint8", (SIZE,), "fedmos.raw", b"\xff" * (SIZE - 4) + b"\0" * 4),
+        "TopK: 'indices'",
+    ),
+    "the same index twice": (Array("uint8", (SIZE,), "fedmos.raw", b"\0" * SIZE), "TopK: 'indices'"),
+    "a scale that is NaN": (
+        lambda sent: Array("uint8", (SIZE,), "fedmos.raw", sent[:-4] + np.float32(np.nan).tobytes()),
+        "must be finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TAMPERED)
+def test_bytes_that_no_encoder_sends(deployed, caplog, fault):
+    """They are refused before they are decoded; the other clients' uploads count."""
+    changed, reason = TAMPERED[fault]
+    made = deployed(arguments(selection=EVERYONE, rounds=1, uplink=CODEC))
+
+    def tamper(request: Message, reply: Message) -> Message:
+        if request.metadata.dst_node_id == 100 + BAD and request.metadata.message_type == wire.TRAIN:
+            sent = reply.content["vectors"]["delta"].data
+            array = changed(sent) if callable(changed) else changed
+            reply.content["vectors"] = ArrayRecord({"delta": array})
+        return reply
+
+    made.network.tamper = tamper
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        result = made.run()
+    (refused,) = [line for line in caplog.messages if line.startswith("Refused the reply of client '1' (node 101)")]
+    assert reason in refused
+    assert result.last.tolist() == [-1 if i == BAD else 0 for i in range(6)]
+
+
+def test_new_clients_are_sent_the_model_and_others_bytes(deployed):
+    made = deployed(arguments(selection=EVERYONE, rounds=2, downlink=Quantize(4)))
+
+    def tamper(request: Message, reply: Message) -> Message:
+        if request.metadata.message_type == wire.TRAIN:
+            seen.append({name: array.dtype for name, array in request.content["vectors"].items()})
+        return reply
+
+    seen: list[dict[str, str]] = []
+    made.network.tamper = tamper
+    made.run()
+    assert [kinds["x"] for kinds in seen] == ["float32"] * 6 + ["uint8"] * 6
