@@ -14,6 +14,7 @@ from fedmos.codecs.chain import as_codec
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
 from flwr.app import Array, ArrayRecord, Message
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedmos.flower import wire
 from helpers.conformance import EACH, Case
@@ -136,3 +137,29 @@ def test_new_clients_are_sent_the_model_and_others_bytes(deployed):
     made.network.tamper = tamper
     made.run()
     assert [kinds["x"] for kinds in seen] == ["float32"] * 6 + ["uint8"] * 6
+
+
+def test_messages_are_the_declared_bytes_and_headers(deployed, caplog):
+    """What Flower sends of a message beside the encoded vectors does not grow with the model."""
+    sizes: list[tuple[int, int]] = []
+
+    def weigh(request: Message, reply: Message) -> Message:
+        for message in (request, reply):
+            whole = sum(len(part.deflate()) for part in get_all_nested_objects(message.content).values())
+            assert abs(whole - wire.payload(message.content) - wire.overhead(message.content)) < 32
+            sizes.append((wire.payload(message.content), wire.overhead(message.content)))
+        return reply
+
+    for width in (8, 800):
+        network = torch.nn.Sequential(torch.nn.Linear(5, width), torch.nn.Tanh(), torch.nn.Linear(width, 3))
+        given = arguments(model=network, rounds=2, selection=EVERYONE, uplink=Quantize(4), downlink=Quantize(4))
+        made = deployed(given)
+        made.folder = made.folder / str(width)
+        made.network.tamper = weigh
+        with caplog.at_level(logging.INFO, "fedmos"):
+            result = made.run()
+        declared = sum(record.bytes_down + record.bytes_up for record in result.history)
+        assert sum(payload for payload, _ in sizes) == declared
+        assert 300 < max(overhead for _, overhead in sizes) < 1200
+        assert f"Messages carried {declared / 1e6:.3f} MB of vectors and numbers, and 0.0" in caplog.text
+        sizes.clear()

@@ -51,6 +51,10 @@ class ReplyCollector:
     """Seconds to wait for a client whose node is disconnected."""
     _bytes_down: int = 0
     _bytes_up: int = 0
+    payload: int = 0
+    """Bytes of vectors and numbers in all messages."""
+    overhead: int = 0
+    """Bytes of everything else in all messages."""
     _refreshed: float = float("-inf")
 
     def collect(
@@ -98,6 +102,13 @@ class ReplyCollector:
         self._bytes_down = self._bytes_up = 0
         return traffic
 
+    def _weigh(self, content: RecordDict, counted: bool) -> int:
+        """Return the bytes of a message's vectors and numbers, if they are part of the run's traffic."""
+        size = wire.payload(content)
+        self.payload += size
+        self.overhead += wire.overhead(content)
+        return size if counted else 0
+
     def _send(self, exchange: _Exchange[T]) -> None:
         """Send the requests that are due: to connected clients whose current session has not received them."""
         pending = set(exchange.pending.values())
@@ -113,7 +124,7 @@ class ReplyCollector:
         for message_id, delivery in zip(self.channel.push(messages), due, strict=True):
             if message_id:
                 exchange.pending[message_id] = delivery
-                self._bytes_down += exchange.counted * wire.payload(exchange.requests[delivery.client])
+                self._bytes_down += self._weigh(exchange.requests[delivery.client], exchange.counted)
 
     def _receive(self, exchange: _Exchange[T]) -> int:
         """Process the replies that have arrived; returns their number."""
@@ -138,7 +149,7 @@ class ReplyCollector:
             return _Retry() if reason is None else _Refused(reason)
         if not reply.has_content():
             return _Refused("it is empty")
-        self._bytes_up += exchange.counted * wire.payload(reply.content)
+        self._bytes_up += self._weigh(reply.content, exchange.counted)
         if reply.metadata.src_node_id != delivery.session.node:
             return _Refused(f"it comes from node {reply.metadata.src_node_id}")
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import Tensor
 
 from ..algorithm import Vectors
@@ -126,6 +127,19 @@ def payload(content: RecordDict) -> int:
     """Return the number of bytes of a message's vectors and numbers."""
     records = [record for record in content.values() if isinstance(record, ArrayRecord)]
     return sum(len(array.data) for record in records for array in record.values())
+
+
+def overhead(content: RecordDict) -> int:
+    """Return the bytes that Flower sends of a message's content beside its vectors and numbers."""
+    # With one byte of each array: to copy all of them would take as long as sending them.
+    light, data = RecordDict(dict(content)), 0
+    for key, record in content.items():
+        if isinstance(record, ArrayRecord):
+            light[key] = ArrayRecord(
+                {name: Array(a.dtype, a.shape, a.stype, bytes([n % 256])) for n, (name, a) in enumerate(record.items())}
+            )
+            data += len(record)
+    return sum(len(part.deflate()) for part in get_all_nested_objects(light).values()) - data
 
 
 def check_finite(tensors: Vectors, norm_bound: float | None = None) -> None:
