@@ -301,6 +301,17 @@ class Algorithm:
         names = [name if isinstance(name, str) else name[0] for name in self.down]
         return {name: state[name] for name in names if name != "x"}
 
+    def received(self, x: Tensor, own: Vectors) -> Tensor:
+        """Return what the other methods of a client read as `c.x`: by default the model x that was sent.
+
+        A method whose clients keep some parameters puts them into x here.
+
+        Args:
+            x: The server's model, (D,).
+            own: The client's state after its previous round.
+        """
+        return x
+
     def start(self, c: ClientContext) -> Tensor:
         """Return the model y at which a client begins its local steps: by default x."""
         return c.x

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from .batch_norm import RunningStatistics
+
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _NOT_ARCHITECTURE = {"training", *vars(nn.Module()), "name_or_path", "_is_hf_initialized"}
 """Attributes of PyTorch, and what transformers notes about the origin of weights."""
@@ -31,10 +33,14 @@ def architecture_hash(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def constants_hash(module: nn.Module, dtype: torch.dtype) -> str:
-    """Return a hash of the values of buffers and frozen parameters in the run's dtype."""
-    digest = hashlib.sha256()
-    for name, value in _constants(module):
+def constants_hash(module: nn.Module, dtype: torch.dtype, statistics: bool = True) -> str:
+    """Return a hash of the values of buffers and frozen parameters in the run's dtype.
+
+    Without `statistics`, the running statistics of BatchNorm layers do not count.
+    """
+    digest, running = hashlib.sha256(), RunningStatistics(module)
+    trained = set() if statistics else set(running.buffers(running.initial()))
+    for name, value in ((name, value) for name, value in _constants(module) if name not in trained):
         value = value.detach().cpu().resolve_conj().resolve_neg()
         value = value.to(dtype) if value.is_floating_point() else value
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())

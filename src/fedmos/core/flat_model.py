@@ -22,6 +22,7 @@ from ..kernels.pooling import replace_pooling
 from ..kernels.transposed_convolution import replace_transposed_convolutions
 from ..rng import fold
 from .architecture import dense_parts
+from .batch_norm import RunningStatistics
 from .cohort_recurrence import CohortRecurrence
 from .cohort_tensors import CohortTensors
 from .constant_reads import ConstantReads
@@ -62,6 +63,7 @@ class FlatModel:
         outputs: OutputFunction | None = None,
         layout: InputLayout | None = None,
         copies: Copies | None = None,
+        client_statistics: bool = False,
     ) -> None:
         """Make the copy, in training mode.
 
@@ -73,6 +75,8 @@ class FlatModel:
             outputs: Takes the tensor of outputs from what the module returns; by default as `pick_output`.
             layout: The inputs of a module that takes several, as keyword arguments.
             copies: Frozen parameters on the device, which the copies of several runs share.
+            client_statistics: Whether clients keep running statistics of BatchNorm layers; otherwise such layers are
+                refused in training mode.
         """
         model = plain_module(model)
         trainable = trainable_parameters(model)
@@ -84,8 +88,18 @@ class FlatModel:
         self._dropout = replace_dropout(self.module)
         self._flags, self._output_function = TrainingFlags(self.module), outputs
         self.training_mode()
-        self.mixes_samples = check_batch_norm(self.module)
+        self.statistics = RunningStatistics(self.module)
+        self.has_client_statistics = client_statistics and self.statistics.replace_layers()
+        """Whether BatchNorm layers normalise with the statistics of a client's batch, padding left out."""
+        of_batch = check_batch_norm(self.module, client_statistics)
+        self.mixes_samples = self.has_client_statistics or of_batch
         """Whether the output of a sample depends on the other samples of its batch."""
+        self.mixes_in_evaluation = of_batch
+        """Whether it does so in evaluation mode, too."""
+        self.mixes_padding = of_batch and not client_statistics
+        """Whether it depends on padding."""
+        self.least_batch = 1
+        """The smallest batch that the module can be trained on: one sample may not have enough numbers per channel."""
         self.functional_positions: dict[int, SampleAxis] | None = None
         """Where the samples are in each call of functional dropout; None if the module calls none."""
         self.has_cohort_functions = False
@@ -177,15 +191,17 @@ class FlatModel:
         return torch.cat([self.module.get_parameter(places[0]).detach().reshape(-1) for places in self._places])
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Split the last axis of y into the parameters of the module."""
-        parts: tuple[Tensor, ...] = y.split(self._sizes, dim=-1)
+        """Split the last axis of y into the parameters of the module and, where they follow, its statistics."""
+        follow = self.statistics.size > 0 and y.shape[-1] == self.size + self.statistics.size
+        parts: tuple[Tensor, ...] = y.split([*self._sizes, self.statistics.size] if follow else self._sizes, dim=-1)
         return parts
 
     def __call__(self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return the module's output.
 
         Args:
-            y: The parameters, as a vector or split by `split`.
+            y: The parameters, as a vector or split by `split`. Running statistics of BatchNorm layers may follow; by
+                default they are those of the module.
             inputs: A batch of inputs.
             keys: One key per sample for dropout.
         """
@@ -209,8 +225,11 @@ class FlatModel:
         self, own: tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None, tensors: AbstractContextManager[Any]
     ) -> Tensor:
         """Return the module's output with the parameters `own`, computed within the context `tensors`."""
-        parts = zip(self._places, own, self._shapes, strict=True)
+        parts = zip(self._places, own, self._shapes, strict=False)
         values = {place: self._shaped(v, shape) for places, v, shape in parts for place in places}
+        self.statistics.forget_batches()
+        for statistics in own[len(self._shapes) :]:
+            values |= self.statistics.buffers(statistics)
         if self._changes_inputs:
             inputs = inputs.clone()
         if keys is not None:
@@ -230,6 +249,28 @@ class FlatModel:
     def _shaped(self, v: Tensor, shape: torch.Size) -> Tensor:
         v = v.view(shape)
         return v.clone(memory_format=torch.contiguous_format) if self._copies_pairs and shape[-1:] == (2,) else v
+
+    def with_statistics(
+        self,
+        y: Tensor | tuple[Tensor, ...],
+        statistics: Tensor,
+        inputs: Tensor,
+        share: Tensor | None,
+        keys: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the module's output in training mode, and the running statistics after the batch.
+
+        Args:
+            y: The parameters, as a vector or split by `split`.
+            statistics: The running statistics before the batch.
+            inputs: A batch of inputs.
+            share: The share of each sample in the statistics of the batch, zero for padding; None without padding.
+            keys: One key per sample for dropout.
+        """
+        own = self.split(y) if isinstance(y, Tensor) else y
+        with self.statistics.observed(share):
+            outputs = self((*own, statistics), inputs, keys)
+            return outputs, self.statistics.updated(statistics)
 
     def _replaced_functions(
         self, own: tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None
@@ -338,13 +379,17 @@ def _places(module: nn.Module, name: str) -> list[str]:
 
 
 def load_flat(module: nn.Module, y: Tensor) -> None:
-    """Copy the vector y into the trainable parameters of `module`. Raises ValueError if the sizes differ."""
+    """Copy the vector y into the trainable parameters of `module` and, where they follow, its running statistics.
+
+    Raises:
+        ValueError: If the sizes differ.
+    """
     trainable = [p for p in module.parameters() if p.requires_grad]
-    if sum(p.numel() for p in trainable) != y.numel():
-        raise ValueError(
-            f"Cannot load {y.numel()} parameters because the model has {sum(p.numel() for p in trainable)}; "
-            "use the model of the run"
-        )
+    size, statistics = sum(p.numel() for p in trainable), RunningStatistics(module)
+    if y.numel() not in (size, size + statistics.size):
+        raise ValueError(f"Cannot load {y.numel()} parameters because the model has {size}; use the model of the run")
     with torch.no_grad():
-        for p, v in zip(trainable, y.split([p.numel() for p in trainable]), strict=True):
+        for p, v in zip(trainable, y[:size].split([p.numel() for p in trainable]), strict=True):
             p.copy_(v.view(p.shape))
+        if y.numel() > size:
+            statistics.load(y[size:])

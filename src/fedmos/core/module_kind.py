@@ -58,11 +58,12 @@ def _quoted(name: str) -> str:
     return f" ('{name}')" if name else ""
 
 
-def check_batch_norm(model: nn.Module) -> bool:
+def check_batch_norm(model: nn.Module, client_statistics: bool = False) -> bool:
     """Refuse BatchNorm layers whose running statistics would change in training.
 
     Args:
         model: The model, each layer in the mode in which it is trained.
+        client_statistics: Whether clients keep running statistics, so that no layer is refused.
 
     Returns:
         Whether some layer normalises with the statistics of the batch, having no running statistics.
@@ -73,11 +74,11 @@ def check_batch_norm(model: nn.Module) -> bool:
             continue
         if module.running_mean is None:
             of_batch = True
-        elif module.training:
+        elif module.training and not client_statistics:
             raise UnsuitableModel(
                 f"Cannot train a model with BatchNorm ('{name}') because its running statistics mix clients' data; "
-                "use GroupNorm, convert the model with fm.models.convert_batchnorm(model), or keep the statistics of "
-                f"a pretrained model: fold them into its layers with fm.models.fold_batchnorm(model), or freeze them "
-                "by calling .eval() on the BatchNorm layers"
+                "use batchnorm='group' (GroupNorm, as with fm.models.convert_batchnorm(model)), 'local' (each client "
+                "keeps its statistics), 'local-affine' (and its scale and shift), or 'frozen' (the statistics that the "
+                "model was given, as with fm.models.fold_batchnorm(model) or .eval() on the BatchNorm layers)"
             )
     return of_batch

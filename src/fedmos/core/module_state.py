@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .batch_norm import ClientBatchNorm
 from .dropout import StreamDropout
 
 _OWN = set(vars(nn.Module()))
@@ -39,7 +40,8 @@ def attributes(module: nn.Module) -> State:
     return {
         _name(prefix, attribute): _token(value, _DEPTH)
         for prefix, part in module.named_modules()
-        if not isinstance(part, StreamDropout) and not type(part).__module__.startswith("torch.nn.modules")
+        if not isinstance(part, StreamDropout | ClientBatchNorm)
+        and not type(part).__module__.startswith("torch.nn.modules")
         for attribute, value in vars(part).items()
         if attribute not in _OWN
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -42,22 +43,44 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
     other[0] = batch[-1]
     _check_dropout_is_off(model, batch)
     model.training_mode()
-    first = _checked_pass(model, batch)
-    second = model.trace(model.initial(), other)
-    before = attributes(model.module)
-    outputs = _differentiated_pass(model, batch)
-    # An attribute that is set once, as a cache is, does not change in the third pass.
-    _check_state(model, batch, (first.outputs, outputs), changed(before, attributes(model.module)))
+    with _first_is_padding(model, _ROWS):
+        first = _checked_pass(model, batch)
+        second = model.trace(model.initial(), other)
+        before = attributes(model.module)
+        outputs = _differentiated_pass(model, batch)
+        # An attribute that is set once, as a cache is, does not change in the third pass.
+        _check_state(model, batch, (first.outputs, outputs), changed(before, attributes(model.module)))
     if not _close(model, first.outputs[1:], second.outputs[1:]):
-        model.mixes_samples = True
-    if model.mixes_samples:
+        model.mixes_samples = model.mixes_in_evaluation = model.mixes_padding = True
+    if model.mixes_in_evaluation:
         _log.warning(
             "The outputs of the model for a sample depend on the other samples of its batch, which in evaluation are "
             "not those of training"
         )
     if scales_by_frequency(model.module):
-        model.mixes_samples = True
+        model.mixes_samples = model.mixes_in_evaluation = model.mixes_padding = True
     _place_dropout(model, first, second, batch)
+    model.least_batch = 2 if model.has_client_statistics and not _takes_one(model, batch[:1]) else 1
+
+
+def _takes_one(model: FlatModel, sample: Tensor) -> bool:
+    """Whether BatchNorm layers can normalise a single sample."""
+    try:
+        model.trace(model.initial(), sample)
+    except ValueError as error:
+        if "more than 1 value per channel" in str(error):
+            return False
+        raise
+    return True
+
+
+def _first_is_padding(model: FlatModel, rows: int) -> AbstractContextManager[None]:
+    """Leave the first sample out of the statistics of BatchNorm layers that can do so."""
+    if not model.has_client_statistics:
+        return nullcontext()
+    share = torch.full((rows,), 1 / (rows - 1), dtype=model.dtype, device=model.device)
+    share[0] = 0
+    return model.statistics.observed(share)
 
 
 def _repeated(inputs: Tensor, n: int) -> Tensor:
@@ -91,7 +114,7 @@ def _checked_pass(model: FlatModel, batch: Tensor) -> ForwardTrace:
     if names:
         raise UnsuitableModel(
             f"Cannot train the model because it changes its buffers in training ('{names[0]}'), which clients would "
-            "share; use layers without such buffers, or call .eval() on the layer that has it"
+            f"share; use a layer without such buffers in place of {_holder(model, names[0])}, or call .eval() on it"
         )
     if not torch.equal(x, y):
         raise UnsuitableModel(
@@ -117,6 +140,13 @@ def _check_constants(model: FlatModel, batch: Tensor) -> None:
             f"Cannot train the model because its forward pass changes '{names[0]}', which is not trained and which "
             "clients would share; use a forward pass that depends on its inputs and parameters only"
         )
+
+
+def _holder(model: FlatModel, name: str) -> str:
+    """Name the module that has a buffer."""
+    owner = name.rpartition(".")[0]
+    kind = type(model.module.get_submodule(owner)).__name__
+    return f"{kind} ('{owner}')" if owner else kind
 
 
 def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor], names: list[str]) -> None:
@@ -179,7 +209,8 @@ def _place_dropout(model: FlatModel, first: ForwardTrace, second: ForwardTrace, 
     """Find where the samples are in every tensor that dropout is applied to."""
     if not first.functional and not any(first.layers.values()):
         return
-    larger = model.trace(model.initial(), _repeated(batch, _MORE_ROWS))
+    with _first_is_padding(model, _MORE_ROWS):
+        larger = model.trace(model.initial(), _repeated(batch, _MORE_ROWS))
     layers = {
         name: _positions(calls, larger.layers[name], second.layers[name])
         for name, calls in first.layers.items()

@@ -7,8 +7,8 @@ import logging
 from torch import Tensor
 
 from .batches import SampleBatch
-from .gradients import Call, LocalGradient
-from .program import CannotCompile
+from .gradients import Call, LocalGradient, LossAndGradient
+from .program import CannotCompile, ClientStatistics
 
 _log = logging.getLogger("fedmos")
 
@@ -22,14 +22,22 @@ class Batched(LocalGradient):
     mean; the results differ from those of the loop only in rounding.
     """
 
-    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
         y = y.expand(len(self.chunk.ids), -1)
-        sums: tuple[Tensor, Tensor] = (y, y)
-        weight = self.weights(batch)
+        sums, new = (y, y), None
+        weight, statistics = self.weights(batch), self._statistics_of(batch)
         for inputs, targets, keys, columns in self.parts(batch, self._width(batch)):
-            g, value = self.task.program(y, inputs, targets, weight[:, columns], keys)
+            g, value, *new_statistics = self.task.program(y, inputs, targets, weight[:, columns], keys, statistics)
             sums = (value, g) if columns.start == 0 else (sums[0] + value, sums[1] + g)
-        return sums
+            new = new_statistics[0] if new_statistics else None  # a batch with statistics has one part
+        return LossAndGradient(*sums, new)
+
+    def _statistics_of(self, batch: SampleBatch) -> ClientStatistics | None:
+        """Return the clients' statistics before the batch; None for a model without them."""
+        if not self.task.model.has_client_statistics:
+            return None
+        rows = self.statistics.expand(len(self.chunk.ids), -1)
+        return ClientStatistics(batch.weight, rows.contiguous() if self.task.program.compiles else rows)
 
     def descend(self, y: Tensor, lr: Tensor) -> Tensor:
         task, program, k = self.task, self.task.program, self.k
@@ -42,12 +50,13 @@ class Batched(LocalGradient):
         ((inputs, targets, keys, _),) = self.parts(batch, width)
         try:
             weight = self.weights(batch)
-            y_next, loss = program.descend(lr, y.expand(len(self.chunk.ids), -1), inputs, targets, weight, keys)
+            whole, statistics = y.expand(len(self.chunk.ids), -1), self._statistics_of(batch)
+            y_next, loss, *new = program.descend(lr, whole, inputs, targets, weight, keys, statistics)
         except CannotCompile as error:
             _log.warning("Compiling gradients alone because whole steps fail: %s", error)
             program.descends = False
             return super().descend(y, lr)
-        self._record(loss, Call(k, 0, k))
+        self._record(loss, Call(k, 0, k), new[0] if new else None)
         return y_next
 
     def climb(self, y: Tensor, g: Tensor) -> Tensor:

@@ -239,7 +239,7 @@ def why_not_vectorised(task: Task) -> str | None:
     """Try one gradient on one sample of the first clients; returns the reason if it fails."""
     if task.loss.batch is not None and not task.loss.batch.masked and not task.equal_batches:
         return f"batches have different sizes and {task.loss.name} takes no mask (outputs, targets, mask)"
-    if task.model.mixes_samples and not task.equal_batches:
+    if task.model.mixes_padding and not task.equal_batches:
         return (
             "samples of a batch influence each other in the model (BatchNorm without running statistics, "
             "scale_grad_by_freq, a value of the whole batch?) and batches of different sizes would be padded"

@@ -191,7 +191,7 @@ class JobExecutor:
         W: Any = numbers.W if captured or len(job.W) > 1 else ctx.W
         why = _NO_MESSAGE if job.phase == "prepare" else None
         msg = {name: self._received(name, v, job, grad) for name, v in job.msg.items()}
-        own = {name: grad.rows(_columns(v)) for name, v in job.own.items()}
+        own = named(self.algorithm, "c.own", {name: grad.rows(_columns(v)) for name, v in job.own.items()})
         last = grad.rows(numbers.last)
         x, msg = receive(self.algorithm, x, msg, own, last, grad.key)
         return CohortContext(
@@ -205,9 +205,9 @@ class JobExecutor:
             S=ctx.S,
             W=W,
             layers=self.task.model.layers,
-            x=x,
+            x=self.algorithm.received(x, own),
             msg=named(self.algorithm, "c.msg", msg, why),
-            own=named(self.algorithm, "c.own", own),
+            own=own,
             K=grad.rows(grad.batches.K[:, None].to(job.x)),
             p=grad.rows(importance[numbers.ids, None].to(job.x)),
             last=last,

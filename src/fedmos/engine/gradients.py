@@ -22,6 +22,17 @@ class Call(NamedTuple):
     """The step; None after the last."""
 
 
+class LossAndGradient(NamedTuple):
+    """The mean losses of clients on a batch, their gradients and, where clients keep them, their new statistics."""
+
+    loss: Tensor
+    """(M,)."""
+    gradient: Tensor
+    """Shaped as y, or with a row per client."""
+    statistics: Tensor | None = None
+    """The running statistics of BatchNorm layers after the batch."""
+
+
 class LocalGradient:
     """Gradients of a chunk of clients in round `t`; see `fedmos.algorithm.Gradient`."""
 
@@ -38,9 +49,10 @@ class LocalGradient:
         """The name of the algorithm, for errors."""
         self._losses: dict[int, Tensor] = {}
         self._noise: _Noise | None = None
+        self._statistics: Tensor | None = None
 
-    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
-        """Return the mean losses, (M,), and their gradients, shaped as y or with a row per client."""
+    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
+        """Return the mean losses and their gradients."""
         raise TypeError(f"{type(self).__name__} must define loss_and_gradient")
 
     def __call__(self, y: Tensor) -> Tensor:
@@ -51,6 +63,11 @@ class LocalGradient:
         return self._compute(y, self.batches.all(), FULL)
 
     def batch(self, y: Tensor, b: int) -> Tensor:
+        if b < self.task.model.least_batch:
+            raise ValueError(
+                f"Cannot take a gradient of {self.owner} on one sample because BatchNorm has one number per channel "
+                "there; use at least two samples"
+            )
         return self._compute(y, self.batches.first(b), FIRST, b)
 
     def raw(self, y: Tensor) -> Tensor:
@@ -73,6 +90,15 @@ class LocalGradient:
         """Return the random stream of each client's methods in this round: 0-dimensional, or (M,)."""
         return self.rows(self.batches.stream(Purpose.ALGORITHM))
 
+    def track(self, statistics: Tensor) -> None:
+        """Have the first gradient of each step update these running statistics of BatchNorm layers."""
+        self._statistics = statistics
+
+    @property
+    def statistics(self) -> Tensor:
+        """The running statistics of BatchNorm layers: those that are tracked, or else those that the model has."""
+        return self.task.model.statistics.initial() if self._statistics is None else self._statistics
+
     def _compute(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
         g = self._loss_gradient(y, batch, phase, b)
         if self.task.sam_radius:
@@ -80,8 +106,8 @@ class LocalGradient:
         return self._regularised(g, y)
 
     def _loss_gradient(self, y: Tensor, batch: SampleBatch, phase: int, b: int = 0) -> Tensor:
-        loss, g = self.loss_and_gradient(y, batch)
-        self._record(loss, Call(phase, b, self.k))
+        loss, g, statistics = self.loss_and_gradient(y, batch)
+        self._record(loss, Call(phase, b, self.k), statistics)
         if self._noise is not None and phase == self.k:
             self._noise.add(phase, g, self.active(phase))
         return g
@@ -107,10 +133,17 @@ class LocalGradient:
         """Return y − lr · d; a subclass may do it faster."""
         return y - lr * d
 
-    def _record(self, loss: Tensor, call: Call) -> None:
+    def _record(self, loss: Tensor, call: Call, statistics: Tensor | None) -> None:
+        """Record a gradient. The first one of a step gives the loss of the step, and updates statistics."""
         self.calls.append(call)
-        if call.k is not None:
-            self._losses.setdefault(call.k, loss)
+        if call.k is None or call.k in self._losses:
+            return
+        self._losses[call.k] = loss
+        if self._statistics is None or statistics is None:
+            return
+        if self.ragged and call.k >= self.task.least_steps:
+            statistics = torch.where(self.active(call.k)[:, None], statistics, self._statistics)
+        self._statistics = statistics
 
     def active(self, k: int) -> Tensor:
         """Return which clients have a step k, (M,)."""

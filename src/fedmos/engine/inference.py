@@ -70,7 +70,13 @@ def most_at_once(device: torch.device, outputs: int) -> int:
 
 
 def client_losses(task: Task, x: Tensor, ids: Tensor, positions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return each client's mean loss and mean squared loss at x over the given positions of its data."""
+    """Return each client's mean loss and mean squared loss at x over the given positions of its data.
+
+    x is one model, or has a row for each client.
+    """
+    if x.ndim == 2:
+        rows = [client_losses(task, x[i], ids[i : i + 1], positions[i : i + 1]) for i in range(len(ids))]
+        return torch.cat([mean for mean, _ in rows]), torch.cat([squared for _, squared in rows])
     counts = torch.tensor([len(part) for part in positions])
     owner = torch.repeat_interleave(torch.arange(len(ids)), counts)
     entries = task.data.offsets[ids][owner] + torch.cat(list(positions))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Vectors
+from ..core.batch_norm import AFFINE, STATISTICS
 from ..rng import Purpose, permute
 from .aggregation import PartialUpdate, block_width, both, select, total, upload_factors
 from .backend import CohortUpdate, ModelEvaluator, NonFiniteUpdate, PhaseInput, StepObserver, UpdatePolicy
@@ -195,21 +196,38 @@ class LocalBackend:
             positions = [order[row, : int(size)] for row, size in enumerate(sizes.clamp(max=B))]
         else:
             positions = [torch.arange(int(size)) for size in sizes]
-        return client_losses(self.task, x, ids, positions)[0]
+        return client_losses(self.task, self._client_models(x, ids), ids, positions)[0]
 
     def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
         rows = []
         for chunk in self.executor.chunks(ids):
             grad = self.executor.gradient(chunk, t)
-            rows.append(grad.unrows(grad.exact(grad.start(x))))
+            start = x
+            if AFFINE in self.executor.declaration.client_state:
+                start = grad.rows(self._client_models(x, chunk)[:, : len(x)])
+            rows.append(grad.unrows(grad.exact(grad.start(start))))
         return torch.cat(rows)
+
+    def _client_models(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Return x or, where clients keep BatchNorm state, the model of each with its statistics, (M, D + n)."""
+        declared = self.executor.declaration.client_state
+        if STATISTICS not in declared and AFFINE not in declared:
+            return x
+        if self.clients.partial or not self.clients.stores(int(ids[0])):
+            raise ValueError(
+                "Cannot ask clients for their losses or gradients at x with batchnorm='local' because this process "
+                "does not store the statistics of all of them; use a simulation on one rank, or a selection without them"
+            )
+        own = self.clients.read(ids)
+        models = self.algorithm.received(x, own).expand(len(ids), -1)
+        return torch.cat([models, own[STATISTICS].to(x)], dim=1) if STATISTICS in own else models
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
         wanted = [name for name in names if name in AT_START]
         if not wanted or not len(ids):
             return {}
         positions = [torch.arange(int(n)) for n in self.task.data.sizes[ids]]
-        mean, squared = client_losses(self.task, x, ids, positions)
+        mean, squared = client_losses(self.task, self._client_models(x, ids), ids, positions)
         return {name: {"start_loss": mean, "start_squared_loss": squared}[name] for name in wanted}
 
     def traffic(self, declared: tuple[int, int]) -> tuple[int, int]:

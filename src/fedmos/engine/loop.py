@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .batches import SampleBatch
-from .gradients import LocalGradient
+from .gradients import LocalGradient, LossAndGradient
 
 _SAMPLES_AT_ONCE = 4096
 
@@ -16,21 +16,28 @@ class Loop(LocalGradient):
 
     ragged = False
 
-    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
         n = int(batch.size[0])
         batch = batch._replace(positions=batch.positions[:, :n], weight=batch.weight[:, :n])
         loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)
-        weight = None if self.task.loss.uniform else self.weights(batch)
+        weight, new = None if self.task.loss.uniform else self.weights(batch), None
         for inputs, targets, keys, columns in self.parts(batch, self._width(n)):
             with torch.enable_grad():
                 y_leaf = y.detach().requires_grad_()
                 images = self.task.model.laid_out(inputs[0])
-                outputs = self.task.model(y_leaf, images, None if keys is None else keys[0])
+                outputs, new = self._outputs(y_leaf, images, None if keys is None else keys[0])
                 mean = self._loss(outputs, targets[0], None if weight is None else weight[0, columns], n)
             (g,) = torch.autograd.grad(mean, y_leaf)
             share = (columns.stop - columns.start) / n if weight is None else 1.0
             loss, gradient = loss + share * mean.detach(), gradient + share * g
-        return loss[None], gradient
+        return LossAndGradient(loss[None], gradient, new)
+
+    def _outputs(self, y: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the outputs and, where the client keeps statistics, those after the batch."""
+        model = self.task.model
+        if not model.has_client_statistics:
+            return model(y, inputs, keys), None
+        return model.with_statistics(y, self.statistics, inputs, None, keys)
 
     def _loss(self, outputs: Tensor, targets: Tensor, weight: Tensor | None, n: int) -> Tensor:
         """Return the loss of a part of a batch of n samples: by the user's function where the part is the batch."""

@@ -44,7 +44,7 @@ def merge_key(state: FederatedState) -> Hashable:
     if not isinstance(state.backend, LocalBackend) or not is_dataclass(algorithm):
         return None
     plan = state.backend.executor.plan
-    if plan.engine == "loop" or task.model.mixes_samples:  # merged runs are evaluated in other batches
+    if plan.engine == "loop" or task.model.mixes_in_evaluation:  # merged runs are evaluated in other batches
         return None
     data, model = task.data, task.model
     if any(len(shape) > 1 and shape[-1] == model.size for shape in state.declaration.message.values()):

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,18 +20,32 @@ from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
 from .compile_time import CLOCK
 
-Values = tuple[Tensor, Tensor]
+Values = tuple[Tensor, ...]
+"""Gradients, or models after a step, losses and, where clients keep statistics, the new statistics."""
+
+
+class ClientStatistics(NamedTuple):
+    """Running statistics of BatchNorm layers, and the samples that a batch adds to them."""
+
+    share: Tensor
+    """(M, B): the share of each sample in the statistics of the batch, zero for padding."""
+    rows: Tensor
+    """(M, n): the running statistics of each client."""
 
 
 class Program:
-    """(y, inputs, targets, weight, keys) → each client's gradient, (M, D), and weighted loss, (M,)."""
+    """(y, inputs, targets, weight, keys) → each client's gradient, (M, D), and weighted loss, (M,).
+
+    Where the model has BatchNorm layers with client statistics, it takes them and returns them after the batch, too.
+    """
 
     def __init__(
         self, model: FlatModel, loss: Loss, weight_decay: float, compiled: bool, clip: float | None = None
     ) -> None:
         self._model, self._loss, self._compiled = model, loss, compiled
         self._weight_decay, self._clip = weight_decay, clip
-        self._function: Callable[..., Values] = vmap(grad_and_value(self._weighted))
+        self._tracks = model.has_client_statistics
+        self._function: Callable[..., Values] = self._vectorised()
         self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
         self._regularisation, self._movement, self._ascent = (
             Compiled(self._regularise),
@@ -67,19 +81,43 @@ class Program:
     def _programs(self) -> tuple[Compiled, ...]:
         return self._gradient, self._descent, self._regularisation, self._movement, self._ascent
 
-    def __call__(self, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None) -> Values:
-        y = self._laid_out(y)
-        arguments = (y, inputs, targets, weight) if keys is None else (y, inputs, targets, weight, keys)
+    def _vectorised(self) -> Callable[..., Values]:
+        if not self._tracks:
+            return vmap(grad_and_value(self._weighted))
+        with_statistics = vmap(grad_and_value(self._weighted_with_statistics, has_aux=True))
+
+        def flat(*arguments: Any) -> Values:
+            gradient, (value, statistics) = with_statistics(*arguments)
+            return gradient, value, statistics
+
+        return flat
+
+    def __call__(
+        self,
+        y: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        keys: Tensor | None,
+        statistics: ClientStatistics | None = None,
+    ) -> Values:
+        arguments = (self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
         with vectorised.on():
             values: Values = (self._gradient if self.compiles else self._function)(*arguments)
             return values
 
     def descend(
-        self, lr: Tensor, y: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor, keys: Tensor | None
+        self,
+        lr: Tensor,
+        y: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        keys: Tensor | None,
+        statistics: ClientStatistics | None = None,
     ) -> Values:
         """Take an SGD step and return the losses, compiled as one program that never stores the whole gradient."""
-        y = self._laid_out(y)
-        arguments = (lr, y, inputs, targets, weight) if keys is None else (lr, y, inputs, targets, weight, keys)
+        arguments = (lr, self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
         with vectorised.on():
             values: Values = self._descent(*arguments)
             return values
@@ -110,15 +148,33 @@ class Program:
 
     def _descend(self, lr: Tensor, y: Tensor, *batch: Tensor) -> Values:
         parts = self._model.split(y)
-        gradient, value = self._function(parts, *batch)  # split, so that each parameter's step is written in place
+        gradient, *rest = self._function(parts, *batch)  # split, so that each parameter's step is written in place
         decay = self._weight_decay
         new = [v - lr * (g + decay * v if decay else g) for v, g in zip(parts, gradient, strict=True)]
-        return torch.cat(new, dim=-1), value
+        return torch.cat(new, dim=-1), *rest
 
     def _weighted(
         self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor
     ) -> Tensor:
         return self._loss.weighted(self._model(y, inputs, *keys), targets, weight)
+
+    def _weighted_with_statistics(
+        self,
+        y: Tensor | tuple[Tensor, ...],
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        share: Tensor,
+        statistics: Tensor,
+        *keys: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        outputs, new = self._model.with_statistics(y, statistics, inputs, share, *keys)
+        return self._loss.weighted(outputs, targets, weight), new
+
+
+def _given(keys: Tensor | None, statistics: ClientStatistics | None) -> tuple[Tensor, ...]:
+    """Return the optional arguments of a program that are given."""
+    return (*(statistics or ()), *(() if keys is None else (keys,)))
 
 
 def _move(y: Tensor, lr: Tensor, d: Tensor) -> Tensor:

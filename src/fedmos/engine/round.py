@@ -21,7 +21,7 @@ from .named_tensors import named, unchanged
 from .round_record import describe_round, make_timing, update_norms
 from .round_timing import RoundTiming
 from .sampling import as_sent
-from .state import FederatedState
+from .state import FederatedState, with_statistics
 
 
 class DivergenceError(RuntimeError):
@@ -256,7 +256,7 @@ def _checked_state(state: FederatedState, method: str, new: Vectors) -> Vectors:
 async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetrics:
     """Evaluate the new model."""
     began = perf_counter()
-    values = await state.backend.evaluate(new.evaluated)
+    values = await state.backend.evaluate(with_statistics(new.evaluated, new.server_state))
     return QueuedMetrics(values, perf_counter() - began)
 
 

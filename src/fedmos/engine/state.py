@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Vectors
+from ..core.batch_norm import STATISTICS
 from ..core.flat_model import FlatModel
 from ..core.history import History
 from ..core.rounding import ceil_of
@@ -113,8 +114,13 @@ class FederatedState:
         check_model(self.algorithm, "evaluated", model, x.shape)
         return model.to(x)
 
+    @property
+    def measured(self) -> Tensor:
+        """The model that is evaluated, followed by the running statistics of BatchNorm layers if clients keep them."""
+        return with_statistics(self.evaluated, self.server_state)
+
     def personal_model(self, i: int) -> Tensor | None:
-        """Return the model of client i's own, on the CPU; None if the algorithm has none."""
+        """Return the model of client i's own, on the CPU, with its statistics; None if the algorithm has none."""
         ids = torch.tensor([i])
         stored = self.clients.read(ids) if self.clients.stores(i) else {}
         if set(stored) != set(self.declaration.client_state):
@@ -128,13 +134,15 @@ class FederatedState:
         known: dict[str, Any] = {f.name: getattr(self.context(none), f.name) for f in fields(Context)}
         known |= {name: v.to(self.x) for name, v in {"K": K, "p": p, "last": self.clients.last[ids]}.items()}
         msg = named(self.algorithm, "c.msg", {}, "a client keeps no message after its round")
-        c = ClientContext(**known, x=self.x, msg=msg, own=named(self.algorithm, "c.own", own))
+        own_named = named(self.algorithm, "c.own", own)
+        x = self.algorithm.received(self.x, own_named)
+        c = ClientContext(**known, x=x, msg=msg, own=own_named)
         with unchanged(self.algorithm, "personal", {"c.x": self.x, "c.own": own}):
             model = self.algorithm.personal(c)
         if model is None:
             return None
         check_model(self.algorithm, "personal", model, self.x.shape)
-        return model.to(self.x.dtype).cpu()
+        return with_statistics(model.to(self.x.dtype), own).cpu()
 
     def snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         """Return everything that a checkpoint stores, on the CPU."""
@@ -167,6 +175,11 @@ class FederatedState:
         self.sampler.restore(snapshot.selection, self.clients.last)
         if self.clock is not None and self.t:
             self.clock.now = self.history[-1].clock or 0.0
+
+
+def with_statistics(x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Return the model followed by the running statistics of BatchNorm layers in the state, where there are any."""
+    return torch.cat([x, state[STATISTICS].to(x)]) if STATISTICS in state else x
 
 
 def initial_client_state(algorithm: Algorithm, model: FlatModel) -> Vectors:

@@ -48,6 +48,7 @@ def check_fit(task: Task) -> None:
         )
     with _model_errors(task, inputs):
         try_model(task.model, inputs)
+    _check_smallest_batch(task)
     if task.loss.named == "cross_entropy":
         _check_labels(task, outputs, targets)
     elif task.loss.named is not None and outputs.shape != targets.shape:
@@ -58,6 +59,20 @@ def check_fit(task: Task) -> None:
     if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for y in _targets(task)):
         raise ValueError("Cannot use bce because some targets are not in [0, 1]; use loss='mse'")
     check_loss(task)
+
+
+def _check_smallest_batch(task: Task) -> None:
+    """Refuse batches that BatchNorm layers cannot normalise."""
+    sizes, B = task.data.sizes, task.batch_size
+    last = sizes if B is None else sizes.clamp(max=B) if task.local_steps is not None else (sizes - 1) % B + 1
+    if int(last.min()) >= task.model.least_batch:
+        return
+    client = task.data.label(int(last.argmin()))
+    raise ValueError(
+        f"Cannot train on a batch of one sample (client {client}) because BatchNorm has one number per channel there, "
+        "whose variance is not defined; use another 'batch_size', local_steps in place of local_epochs, "
+        "clients with at least two samples, or batchnorm='group'"
+    )
 
 
 def _outputs(task: Task, inputs: Tensor) -> Tensor:

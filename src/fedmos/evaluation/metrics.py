@@ -52,7 +52,7 @@ class Evaluator:
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
         # On a CPU a single model is evaluated without vmap; on a GPU with the kernels of a cohort.
         self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
-        compiled = task.compiled and self._graphs is not None and not task.model.mixes_samples
+        compiled = task.compiled and self._graphs is not None and not task.model.mixes_in_evaluation
         self._each: Callable[..., Tensor] = Compiled(self._scores) if compiled else self._scores
         self._at_once: int | None = None
         self._correct = correctness(task)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..codecs.compose import HELD
+from ..core.batch_norm import AFFINE, STATISTICS
 from ..engine.aggregation import (
     Division,
     PartialUpdate,
@@ -46,6 +47,8 @@ class FlowerBackend:
         self._task, self._plan = given.task, given.plan
         self._declaration = Declaration(given.algorithm, given.task.model.layers)
         self._collector, self._reply_policy = collector, reply_policy
+        if reply_policy.train_metrics or any(name in AT_START for name in reply_policy.reports):
+            check_no_client_models(self._declaration)
         self._coded = CodedMessages(given.algorithm, given.task.model, given.task.seed)
         held = {HELD + name: torch.zeros_like(given.task.model.initial()) for name in self._coded.down}
         self.clients = ClientStore(held, len(given.task.data), given.scratch)
@@ -180,12 +183,15 @@ class FlowerBackend:
         return read_values([values])[0]
 
     def losses(self, x: Tensor, t: int, ids: Tensor, batch: bool) -> Tensor:
+        check_no_client_models(self._declaration)
         headers = {i: {"batch": batch, "keep": True} for i in ids.tolist()}
         request = Request(wire.LOSSES, headers, x, {}, {}, ["loss"], self._task.model.dtype)
         losses = self._probe(request, t, ids, (wire.LOSSES, batch), lambda reply: reply.numbers["loss"][0])
         return torch.stack(losses).to(torch.float64)
 
     def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
+        if AFFINE in self._declaration.client_state:
+            check_no_client_models(self._declaration)
         headers = {i: {"keep": True} for i in ids.tolist()}
         shapes = {"gradient": (self._task.model.size,)}
         request = Request(wire.GRADIENTS, headers, x, {}, shapes, (), self._task.model.dtype)
@@ -280,6 +286,15 @@ class FlowerBackend:
         wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)
         wire.check_finite(reply.vectors | reply.numbers)
         return reply
+
+
+def check_no_client_models(declaration: Declaration) -> None:
+    """Refuse to ask clients for values at x that depend on the BatchNorm state that they keep."""
+    if STATISTICS in declaration.client_state or AFFINE in declaration.client_state:
+        raise ValueError(
+            "Cannot ask the clients of a deployment for losses, gradients or metrics at x with batchnorm='local' "
+            "because they depend on what each client keeps; use a selection without them and train_metrics=False"
+        )
 
 
 def _reported(name: str, numbers: Vectors, uploads: Vectors) -> float:

@@ -14,11 +14,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..core.callback import Callback
-from ..core.flat_model import FlatModel
 from ..core.history import Record
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
 from ..run.backends import BackendSetting
+from ..run.build import flat_model
 from ..run.early_stopping import EarlyStopping
 from ..run.preflight import find_device
 from ..run.result import Result
@@ -111,7 +111,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
 def _connect(grid: Grid, deployment: Deployment, manifest: DeploymentManifest) -> ReplyCollector:
     """Set up the exchange of messages with the clients of a grid."""
     spec, deploy = deployment.spec, deployment.deploy
-    model = FlatModel(spec.model, find_device(spec.device), spec.dtype, spec.precision, spec.outputs)
+    model = flat_model(spec, find_device(spec.device))
     channel = MessageChannel(grid)
     registry = NodeRegistry(
         channel,

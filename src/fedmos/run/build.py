@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..core.flat_model import FlatModel
+from ..core.input_layout import InputLayout
 from ..core.losses import PADDING, Loss
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
@@ -16,8 +18,11 @@ from ..engine.malloc import keep_memory
 from ..engine.task import DeviceCache, Task, on_device
 from ..engine.task_check import check_fit
 from ..local.chain import radius_of
+from .batchnorm import conversion_note
 from .preflight import check_parts, check_precision, find_device
 from .spec import RunSpec
+
+_log = logging.getLogger("fedmos")
 
 
 def build_task(
@@ -33,7 +38,7 @@ def build_task(
     found in `device_cache` are not copied again.
     """
     task = Task(
-        model=FlatModel(spec.model, device, spec.dtype, spec.precision, spec.outputs, data.layout, device_cache),
+        model=flat_model(spec, device, data.layout, device_cache),
         data=data,
         loss=Loss(spec.loss),
         seed=spec.seed,
@@ -48,6 +53,14 @@ def build_task(
     targets = [data.y if data.index is None else data.y[data.index], *([] if data.test is None else [data.test[1]])]
     task = with_accepted_inputs(task)
     return replace(task, loss=Loss(spec.loss, _class_weights(spec, task)).to(device, spec.dtype, *targets))
+
+
+def flat_model(
+    spec: RunSpec, device: torch.device, layout: InputLayout | None = None, copies: DeviceCache | None = None
+) -> FlatModel:
+    """Return the model of a run as a function of its parameters."""
+    how = spec.dtype, spec.precision, spec.outputs, layout, copies, spec.has_client_statistics
+    return FlatModel(spec.trained_model, device, *how)
 
 
 def _class_weights(spec: RunSpec, task: Task) -> Tensor | None:
@@ -101,6 +114,8 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
     check_parts(spec)
     if device.type == "cpu":
         keep_memory()
+    if (note := conversion_note(spec.model, spec.batchnorm)) is not None:
+        _log.warning(note)
     data = on_device(spec.data, device, spec.dtype, device_cache)
     task = build_task(spec, device, data, device_cache=device_cache)
     check_fit(task)

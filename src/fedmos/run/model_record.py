@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..core.architecture import architecture_hash, constants_hash
+from ..core.batch_norm import CLIENT_MODES
 from ..core.flat_model import FlatModel
 from ..core.input_layout import InputLayout
-from ..core.module_kind import plain_module
 from ..data.importers.encoding import Encoding
 from ..data.normalize import Normalize
 from ..engine.task import Task
@@ -44,7 +44,7 @@ class ModelRecord:
     @classmethod
     def of(cls, spec: RunSpec, task: Task) -> ModelRecord:
         """Describe the model and the inputs of a run."""
-        data, model = spec.data, plain_module(spec.model)
+        data, model = spec.data, spec.trained_model
         # The model may get the integers of a table as real numbers; see `with_accepted_inputs`.
         as_real = data.normalize is None and task.data.x.is_floating_point()
         return cls(
@@ -53,7 +53,7 @@ class ModelRecord:
             dtype=spec.dtype if as_real and not data.x.is_floating_point() else data.x.dtype,
             encoding=data.encoding,
             architecture=architecture_hash(model),
-            constants=constants_hash(model, spec.dtype),
+            constants=constants_hash(model, spec.dtype, statistics=not spec.has_client_statistics),
             layout=data.layout,
         )
 
@@ -116,7 +116,8 @@ def check_same_model(model: nn.Module, info: Mapping[str, Any]) -> None:
             f"Cannot load the result into this {type(model).__name__} because its architecture is not the run's: its "
             "layers, parameters or attributes differ; use the model that was given to the run"
         )
-    if record is not None and record.constants not in (None, constants_hash(model, dtype)):
+    given = info.get("batchnorm") not in CLIENT_MODES
+    if record is not None and record.constants not in (None, constants_hash(model, dtype, statistics=given)):
         raise ValueError(
             f"Cannot load the result into this {type(model).__name__} because its buffers or frozen parameters have "
             "other values than the run's, and a result holds the trained parameters only; use the model that was "

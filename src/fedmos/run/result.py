@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Vectors
+from ..core.batch_norm import STATISTICS
 from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
 from ..core.history import History, Record
@@ -22,7 +23,9 @@ from ..core.module_copy import copied
 from ..core.module_kind import plain_module
 from ..data.normalize import Normalize
 from ..engine.snapshot import BestModel
+from ..engine.state import with_statistics
 from ..storage import RunFolder, Snapshot
+from .batchnorm import apply_batchnorm
 from .export import ExportFormat, export
 from .info import RunInfo
 from .model_record import KEY, ModelRecord, check_same_model
@@ -75,6 +78,11 @@ class Result(Snapshot):
             self._model = _filled(found, self)
         return self._model
 
+    @property
+    def evaluated(self) -> Tensor:
+        """The parameters, followed by the running statistics of BatchNorm layers if the run's clients keep them."""
+        return with_statistics(self.params, self.server_state)
+
     def predict(self, x: Any) -> Tensor:
         """Return the model's outputs for raw inputs, computed as in the evaluation of the run.
 
@@ -101,7 +109,7 @@ class Result(Snapshot):
         """
         if self._predictor is None:
             self._predictor = Predictor(
-                self.model, self.params, ModelRecord.required(self.info), self.info, outputs=self._outputs
+                self.model, self.evaluated, ModelRecord.required(self.info), self.info, outputs=self._outputs
             )
         return self._predictor(x)
 
@@ -147,7 +155,9 @@ class Result(Snapshot):
         best = self._required_best()
         light = replace(RunInfo.from_json(self.info), light=True, client_accuracy=None)  # of the last model
         history = History(list(self.history)[: best.round])
-        result = replace(self, params=best.params, history=history, server_state={}, clients={}, info=light)
+        params, statistics = best.params.tensor_split([len(self.params)])
+        state = {STATISTICS: statistics} if len(statistics) else {}
+        result = replace(self, params=params, history=history, server_state=state, clients={}, info=light)
         result.server_model = result._model = result._predictor = result._personal = None
         if self._model is not None:
             result._model = _filled(self._model, result)
@@ -295,10 +305,10 @@ class Result(Snapshot):
 
 def _filled(model: nn.Module, result: Result) -> nn.Module:
     """Return a copy of the model with the parameters of the result, in evaluation mode."""
-    model = plain_module(model)
+    model = apply_batchnorm(plain_module(model), result.info.get("batchnorm"))
     check_same_model(model, result.info)
     model = copied(model, "cpu", result.params.dtype)
-    load_flat(model, result.params)
+    load_flat(model, result.evaluated)
     return model.eval()
 
 

@@ -82,6 +82,11 @@ class Run:
         self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
+        if self.task.model.has_client_statistics and any(isinstance(c, Diagnostics) for c in self.callbacks):
+            raise ValueError(
+                f"Cannot measure diagnostics with batchnorm={spec.batchnorm!r} because the gradient at x depends on "
+                "the statistics of each client; use batchnorm='group' or 'frozen'"
+            )
         self.display = progress_display(spec.progress, self.label) if self.ranks.first else None
         self.interrupted = False
         """Whether Ctrl-C ended the choice of the execution plan; the run then ends before its next round."""
@@ -280,7 +285,7 @@ class Run:
         """Report a round to the callbacks, and write a checkpoint if one is due."""
         self.info.client_accuracy = self.info.diverged = None  # recorded at the end of an earlier part of the run
         record = self._with_diagnostics(self._with_user_metrics(record))
-        self._best.update(self.state.history, self.state.evaluated)
+        self._best.update(self.state.history, self.state.measured)
         self._stopped_by, due = self.ranks.on_rank0(lambda: self._report(record))
         if due:
             self._save()
@@ -289,7 +294,7 @@ class Run:
         """Return the record with the metrics of the user, in rounds that are evaluated."""
         if not self._metrics or record.value("test_loss") is None:
             return record
-        found = self.ranks.on_rank0(lambda: measure(self.task, self.state.evaluated, self._metrics))
+        found = self.ranks.on_rank0(lambda: measure(self.task, self.state.measured, self._metrics))
         record = replace(record, metrics=found)
         self.state.history.amend(record)
         return record
@@ -318,11 +323,11 @@ class Run:
 
     def _model(self) -> nn.Module:
         """Return a copy of the model with the current weights, on the CPU and in evaluation mode."""
-        return self.task.model.module_with(self.state.evaluated).eval()
+        return self.task.model.module_with(self.state.measured).eval()
 
     def _snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         # An interruption can come between the end of a round and its report.
-        self._best.update(self.state.history, self.state.evaluated)
+        self._best.update(self.state.history, self.state.measured)
         return replace(self.state.snapshot(info, interrupted), best=self._best.on_cpu())
 
     def _save(self, interrupted: bool = False) -> None:
@@ -355,7 +360,7 @@ class Run:
         """Write the last checkpoint, call `on_end` of the callbacks and return the result."""
         self.info.stopped = self._stopped_by
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
-            accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.evaluated))
+            accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.measured))
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)

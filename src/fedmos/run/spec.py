@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from ..algorithm import Algorithm
-from ..codecs.compose import with_codecs
+from ..codecs.compose import coding_of, with_codecs
 from ..codecs.links import Link, convert_link, is_link, record_link
+from ..core.batch_norm import CLIENT_MODES, BatchNormMode
 from ..core.callback import Callback
 from ..core.losses import Loss, LossFunction
 from ..core.metric_functions import Metrics, named_metrics
@@ -34,11 +36,13 @@ from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
 from ..engine.lr_schedule import Decay
 from ..engine.simulated_clock import System
+from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local, is_local
 from ..local.compose import with_local
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
+from .batchnorm import apply_batchnorm
 from .callback_list import OnRound, check_callback
 from .decay import compare_decay, convert_decay, is_decay, record_decay
 from .options import instance_of, option, options, options_of
@@ -146,6 +150,14 @@ class RunSpec:
         default=None,
         record=_record_function,
         toml=False,
+        shared=True,
+    )
+    batchnorm: BatchNormMode | None = option(
+        'What becomes of BatchNorm layers: "group" (converted to GroupNorm), "local" (each client keeps its running '
+        'statistics), "local-affine" (and its scales and shifts), "frozen" (the statistics that the model was given); '
+        "None refuses them in training mode. See docs/models.md.",
+        one_of("group", "local", "local-affine", "frozen"),
+        default=None,
         shared=True,
     )
     class_weights: Literal["balanced"] | Sequence[float] | None = option(
@@ -351,10 +363,26 @@ class RunSpec:
             "a loss with weights of its own"
         )
 
+    @cached_property
+    def trained_model(self) -> nn.Module:
+        """The model with its BatchNorm layers as the option `batchnorm` says."""
+        return apply_batchnorm(self.model, self.batchnorm)
+
     @property
+    def has_client_statistics(self) -> bool:
+        """Whether clients keep running statistics of BatchNorm layers."""
+        return self.batchnorm in CLIENT_MODES
+
+    @cached_property
     def composed_algorithm(self) -> Algorithm:
-        """The algorithm with the local optimisers and codecs, as the engine runs it."""
-        return with_codecs(with_local(self.algorithm, self.local), self.uplink, self.downlink)
+        """The algorithm with local optimisers, codecs and the clients' BatchNorm state, as the engine runs it."""
+        coded = with_codecs(with_local(self.algorithm, self.local), self.uplink, self.downlink)
+        if self.batchnorm == "local-affine" and any(vector.name == "x" for vector in coding_of(coded).down):
+            raise ValueError(
+                "Cannot use 'downlink' with batchnorm='local-affine' because what a client holds of x contains its own "
+                "scales and shifts, which the server does not know; use batchnorm='local'"
+            )
+        return with_batch_norm(coded, self.model, self.batchnorm)
 
     def recorded(self) -> dict[str, Any]:
         """The options that a run's folder records, as JSON to read."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..core.batch_norm import STATISTICS
 from ..core.history import History
 from ..engine.client_store import SCRATCH
 from ..engine.snapshot import Snapshot
@@ -143,8 +144,9 @@ class RunFolder(os.PathLike[str]):
         self.write_rounds(snapshot.history)
         if final and self._light:
             info = {**snapshot.info, "light": True}
+            evaluated = {name: v for name, v in snapshot.server_state.items() if name == STATISTICS}
             self.checkpoints.write(
-                replace(snapshot, server_model=None, server_state={}, clients={}, info=info), only=True
+                replace(snapshot, server_model=None, server_state=evaluated, clients={}, info=info), only=True
             )
         else:
             self.checkpoints.write(snapshot, changed)

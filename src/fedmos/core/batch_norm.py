@@ -1,0 +1,252 @@
+"""BatchNorm layers whose running statistics belong to a client.
+
+In training, `nn.BatchNorm` changes its buffers. In the copy of the model that a run trains, each such layer is replaced
+with one that takes its running statistics as an argument and returns the new ones, so that clients that train side by
+side have their own. The statistics of all layers are one vector: running mean, running variance and the number of
+batches, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .module_kind import UnsuitableModel
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+"""The base class of BatchNorm1d, 2d, 3d and SyncBatchNorm."""
+
+BatchNormMode = Literal["group", "local", "local-affine", "frozen"]
+"""The values of the option `batchnorm`."""
+
+CLIENT_MODES: tuple[BatchNormMode, ...] = ("local", "local-affine")
+"""The values with which clients keep running statistics."""
+
+STATISTICS, AFFINE = "batchnorm.statistics", "batchnorm.affine"
+"""The names of the client and server state: running statistics; scales and shifts."""
+
+
+def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
+    """Return the BatchNorm layers of a module by name."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, BatchNorm)}
+
+
+def affine_slices(module: nn.Module) -> list[slice]:
+    """Return where the scales and shifts of BatchNorm layers are in the vector of trainable parameters."""
+    held = {id(p) for layer in batch_norms(module).values() for p in layer.parameters(recurse=False)}
+    found, start = [], 0
+    for p in module.parameters():
+        if p.requires_grad:
+            if id(p) in held:
+                found.append(slice(start, start + p.numel()))
+            start += p.numel()
+    return found
+
+
+class _Place(NamedTuple):
+    """The place of a layer's running mean in the vector; the variance and the number of batches follow it."""
+
+    name: str
+    start: int
+    channels: int
+
+
+class RunningStatistics:
+    """The running statistics of all BatchNorm layers of a module as one vector of `size` numbers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self.size = module, 0
+        self._places: list[_Place] = []
+        self._replaced: list[ClientBatchNorm] = []
+        for name, layer in batch_norms(module).items():
+            if layer.running_mean is not None:
+                self._places.append(_Place(name, self.size, layer.num_features))
+                self.size += 2 * layer.num_features + 1
+
+    def replace_layers(self) -> bool:
+        """Replace the layers that normalise with the statistics of a batch, in the mode in which they are trained.
+
+        Returns:
+            Whether there are any.
+
+        Raises:
+            UnsuitableModel: If a layer has a forward pass of its own.
+        """
+        for name, layer in batch_norms(self._module).items():
+            if not layer.training and layer.running_mean is not None:
+                continue
+            if type(layer).forward not in (BatchNorm.forward, nn.SyncBatchNorm.forward):
+                raise UnsuitableModel(
+                    f"Cannot keep the statistics of '{name}' with the client because {type(layer).__name__} defines "
+                    "its own forward pass; use a BatchNorm of torch.nn, or batchnorm='group'"
+                )
+            layer.__class__ = _client_class(type(layer))  # type: ignore[arg-type]  # a class is hashable
+            assert isinstance(layer, ClientBatchNorm)
+            self._replaced.append(layer)
+        return bool(self._replaced)
+
+    def initial(self) -> Tensor:
+        """Return the statistics that the module has."""
+        parts: list[Tensor] = []
+        for place in self._places:
+            mean, var, count = _buffers(self._layer(place))
+            parts += [mean, var, count.to(mean).reshape(1)]
+        return torch.cat(parts) if parts else next(self._module.parameters()).detach().new_zeros(0)
+
+    def buffers(self, statistics: Tensor) -> dict[str, Tensor]:
+        """Return the vector as buffers by name; the number of batches is a floating-point number."""
+        found = {}
+        for name, start, channels in self._places:
+            prefix, end = f"{name}." if name else "", start + channels
+            found[f"{prefix}running_mean"] = statistics[start:end]
+            found[f"{prefix}running_var"] = statistics[end : end + channels]
+            found[f"{prefix}num_batches_tracked"] = statistics[end + channels]
+        return found
+
+    def load(self, statistics: Tensor) -> None:
+        """Write the vector into the buffers of the module. The number of batches is rounded."""
+        given = self.buffers(statistics)
+        for name, buffer in self._module.named_buffers():
+            if name in given:
+                value = given[name]
+                buffer.copy_(value if buffer.is_floating_point() else value.round())
+
+    @contextmanager
+    def observed(self, share: Tensor | None) -> Iterator[None]:
+        """Have the layers note new statistics within the context.
+
+        Args:
+            share: The weight of each sample in the mean of a batch, (B,), which is zero for padding; None for batches
+                without padding.
+        """
+        for layer in self._replaced:
+            layer._share, layer._noted = share, []
+        try:
+            yield
+        finally:
+            for layer in self._replaced:
+                layer._share = layer._noted = None
+
+    def forget_batches(self) -> None:
+        """Forget what layers have noted, before a forward pass that may be a repetition."""
+        for layer in self._replaced:
+            if layer._noted:
+                layer._noted = []
+
+    def updated(self, statistics: Tensor) -> Tensor:
+        """Return the statistics after the forward pass that was observed.
+
+        Args:
+            statistics: Those before it, as given to the forward pass.
+        """
+        parts = []
+        for place in self._places:
+            start, channels = place.start, place.channels
+            mean, var, count = statistics[start : start + 2 * channels + 1].split([channels, channels, 1])
+            layer = self._layer(place)
+            for batch in (layer._noted or ()) if isinstance(layer, ClientBatchNorm) else ():
+                count = count + 1
+                factor = 1 / count if layer.momentum is None else layer.momentum
+                mean = (1 - factor) * mean + factor * batch.mean.to(mean.dtype)
+                var = (1 - factor) * var + factor * batch.var.to(var.dtype)
+            parts += [mean, var, count]
+        return torch.cat(parts) if parts else statistics
+
+    def _layer(self, place: _Place) -> BatchNorm:
+        layer = self._module.get_submodule(place.name)
+        assert isinstance(layer, BatchNorm)
+        return layer
+
+
+def _buffers(layer: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    count = layer.num_batches_tracked
+    return layer.running_mean, layer.running_var, torch.zeros(()) if count is None else count
+
+
+class _BatchMoments(NamedTuple):
+    """What running statistics are updated with."""
+
+    mean: Tensor
+    var: Tensor
+    """Divided by n − 1."""
+
+
+class ClientBatchNorm(BatchNorm):
+    """A BatchNorm layer that leaves its buffers as they are, and notes the moments of each batch instead."""
+
+    _share: Tensor | None = None
+    _noted: list[_BatchMoments] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)  # type: ignore[no-untyped-call]
+        if not self.training and self.running_mean is not None:
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        if self._share is None:
+            return self._of_batch(x)
+        return self._of_samples(x, self._share)
+
+    def _of_batch(self, x: Tensor) -> Tensor:
+        """Normalise by PyTorch's function, with the moments of all samples."""
+        if not self._notes:
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        like = self.running_mean
+        assert like is not None
+        mean, var = torch.zeros_like(like), torch.zeros_like(like)  # a momentum of 1 makes them those of the batch
+        out = F.batch_norm(x, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+        self._note(mean, var)
+        return out
+
+    def _of_samples(self, x: Tensor, share: Tensor) -> Tensor:
+        """Normalise with the moments of the samples that have a share in them."""
+        given, axes, shape = x.dtype, [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+        x, share = x.to(share.dtype), _row_shares(share, len(x))
+        positions = x[0, 0].numel()
+        weights = (share / positions).view(-1, *[1] * (x.ndim - 1))
+        mean = (x * weights).sum(axes, keepdim=True)
+        centred = x - mean
+        var = (centred.square() * weights).sum(axes, keepdim=True)
+        scale = torch.rsqrt(var + self.eps)
+        if self.weight is not None:
+            scale = scale * self.weight.view(shape)
+        out = centred * scale
+        if self.bias is not None:
+            out = out + self.bias.view(shape)
+        if self._notes:
+            n = positions / share[0]  # the first sample always counts, as 1/size
+            self._note(mean.flatten(), var.flatten() * (n / (n - 1)))
+        return out.to(given)
+
+    @property
+    def _notes(self) -> bool:
+        """Whether the moments of the batch update running statistics."""
+        return self._noted is not None and self.running_mean is not None and self.track_running_stats
+
+    def _note(self, mean: Tensor, var: Tensor) -> None:
+        assert self._noted is not None
+        self._noted.append(_BatchMoments(mean.detach(), var.detach()))
+
+
+def _row_shares(share: Tensor, rows: int) -> Tensor:
+    """Return the share of each row; samples may have several adjacent rows.
+
+    Rows that are divided among samples in another way have equal shares. The trial of the model finds that padding then
+    has an influence.
+    """
+    each, rest = divmod(rows, len(share))
+    if rest:
+        return torch.full((rows,), 1 / rows, dtype=share.dtype, device=share.device)
+    return share if each == 1 else (share / each).repeat_interleave(each)
+
+
+@cache
+def _client_class(kind: type[BatchNorm]) -> type[BatchNorm]:
+    """Return the replacement for a class of layers; it keeps the check of the inputs."""
+    return type(f"Client{kind.__name__}", (ClientBatchNorm, kind), {"__module__": __name__})
