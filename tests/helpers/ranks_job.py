@@ -23,6 +23,14 @@ from helpers.extended import Extended
 
 torch.set_num_threads(1)
 
+
+def normalised() -> torch.nn.Module:
+    """A network with BatchNorm."""
+    torch.manual_seed(0)
+    layers = (torch.nn.Flatten(), torch.nn.Linear(64, 12), torch.nn.BatchNorm1d(12), torch.nn.ReLU())
+    return torch.nn.Sequential(*layers, torch.nn.Linear(12, 10))
+
+
 HARD = {
     "a clock, some late": {
         "algorithm": fm.Mime(lr=0.05, beta=0.5),
@@ -54,6 +62,12 @@ HARD = {
         "uplink": fm.codecs.ErrorFeedback([fm.codecs.Rotate(), fm.codecs.Quantize(4)]),
         "downlink": fm.codecs.TopK(0.1),
         "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
+    },
+    "BatchNorm state that clients keep": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.Uniform(m=5),
+        "model": normalised(),
+        "batchnorm": "local-affine",
     },
     "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
     "numbers": {"algorithm": fm.FedExP(lr=0.05, average=True), "selection": fm.Uniform(m=5)},

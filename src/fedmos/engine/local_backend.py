@@ -216,7 +216,7 @@ class LocalBackend:
         if self.clients.partial or not self.clients.stores(int(ids[0])):
             raise ValueError(
                 "Cannot ask clients for their losses or gradients at x with batchnorm='local' because this process "
-                "does not store the statistics of all of them; use a simulation on one rank, or a selection without them"
+                "does not store the statistics of all of them; use a simulation on one rank, or another selection"
             )
         own = self.clients.read(ids)
         models = self.algorithm.received(x, own).expand(len(ids), -1)

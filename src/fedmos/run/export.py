@@ -149,7 +149,7 @@ class RawInputModel(nn.Module):
 def _measured_model(result: Result) -> nn.Module:
     """Return a copy of the model as it was evaluated, whatever the caller has done with `result.model` since."""
     model = copy.deepcopy(result.model).eval()
-    load_flat(model, result.evaluated)
+    load_flat(model, result._evaluated)
     return model
 
 
@@ -226,7 +226,7 @@ def _onnx_session(content: bytes) -> Callable[[Example], Tensor]:
 def _check(result: Result, format: str, program: Callable[[Example], Tensor]) -> None:
     """Compare the outputs of an exported program with `predict` for several numbers of samples."""
     record, cpu = ModelRecord.required(result.info), torch.device("cpu")
-    predictor = Predictor(result.model, result.evaluated, record, result.info, cpu, result._outputs)
+    predictor = Predictor(result.model, result._evaluated, record, result.info, cpu, result._outputs)
     tolerance = 0.05 if result.info.get("precision") is not None else 1e-3
     for samples in (1, 2, 5):
         x = _example(result, samples)

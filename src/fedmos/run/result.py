@@ -79,7 +79,7 @@ class Result(Snapshot):
         return self._model
 
     @property
-    def evaluated(self) -> Tensor:
+    def _evaluated(self) -> Tensor:
         """The parameters, followed by the running statistics of BatchNorm layers if the run's clients keep them."""
         return with_statistics(self.params, self.server_state)
 
@@ -109,7 +109,7 @@ class Result(Snapshot):
         """
         if self._predictor is None:
             self._predictor = Predictor(
-                self.model, self.evaluated, ModelRecord.required(self.info), self.info, outputs=self._outputs
+                self.model, self._evaluated, ModelRecord.required(self.info), self.info, outputs=self._outputs
             )
         return self._predictor(x)
 
@@ -308,7 +308,7 @@ def _filled(model: nn.Module, result: Result) -> nn.Module:
     model = apply_batchnorm(plain_module(model), result.info.get("batchnorm"))
     check_same_model(model, result.info)
     model = copied(model, "cpu", result.params.dtype)
-    load_flat(model, result.evaluated)
+    load_flat(model, result._evaluated)
     return model.eval()
 
 
