@@ -14,10 +14,7 @@ SIZES = (7, 10, 8, 12)
 
 
 class ConvNet(nn.Module):
-    """BatchNorm of all kinds: with and without scale, by momentum and cumulative, used once and twice.
-
-    A bias before BatchNorm would have a gradient of zero, of which Adam makes steps by its rounding.
-    """
+    """BatchNorm of all kinds: with and without scale, by momentum and cumulative, used once and twice."""
 
     def __init__(self) -> None:
         super().__init__()
