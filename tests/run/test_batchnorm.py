@@ -196,6 +196,21 @@ def test_a_model_without_batchnorm_trains_as_without_the_option():
         assert torch.equal(fm.run(**arguments(model=model, batchnorm=mode)).params, plain.params)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_codecs_leave_statistics_as_they_are(mode):
+    """They code vectors of the model's size."""
+    given = arguments(batchnorm=mode, rounds=2, uplink=fm.codecs.ErrorFeedback(fm.codecs.TopK(0.5)))
+    if mode == "local":
+        given["downlink"] = fm.codecs.TopK(0.5)
+    loop, batched = (fm.run(**given | {"engine": engine}) for engine in ("loop", "batched"))
+    assert torch.allclose(loop.params, batched.params, rtol=0, atol=1e-10)
+    for i in loop.clients:
+        assert torch.allclose(loop.client_state(i)[STATISTICS], batched.client_state(i)[STATISTICS], atol=1e-10)
+    coded, plain = (r.history[0].bytes_up for r in (loop, fm.run(**arguments(batchnorm=mode, rounds=1))))
+    D = flat(conv_net()).numel()
+    assert plain - coded == 3 * (8 * D - fm.codecs.TopK(0.5).nbytes(D, torch.float64))
+
+
 # Refusals
 class OwnForward(nn.BatchNorm1d):
     def forward(self, x):
@@ -209,6 +224,10 @@ class OwnForward(nn.BatchNorm1d):
         ({"data": federation((1, 9, 8)), "model": mlp(), "batch_size": None}, r"batch of one sample \(client 0\)"),
         ({"model": mlp(), "algorithm": fm.FedMoS(lr=0.1, first_batch=1)}, "gradient of FedMoS on one sample"),
         ({"algorithm": fm.FedACG(lr=0.1), "batchnorm": "local-affine"}, "do not receive the model x"),
+        (
+            {"downlink": fm.codecs.TopK(0.5), "batchnorm": "local-affine"},
+            "Cannot use 'downlink' with batchnorm='local-a",
+        ),
         ({"callbacks": [fm.Diagnostics()]}, "Cannot measure diagnostics with batchnorm='local'"),
         (
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(48, 8), OwnForward(8), nn.Linear(8, 3))},
