@@ -349,17 +349,18 @@ class Algorithm:
         """Return the upload of a client and its new state; state that is not returned stays unchanged."""
         return {"delta": y - c.x}, {}
 
-    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
-        """Return the new state of a client whose upload was coded (the option `uplink`): by default `own`.
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        """Return the upload and the new state of a client whose vectors were coded (the option `uplink`).
 
-        Override it where the server follows the clients' state by the uploads, so that both use the same numbers.
+        By default, they are as given. Override it where the server follows the clients' state by their uploads, or
+        where a number of the upload describes a vector, so that both sides use the same vectors.
 
         Args:
-            upload: The upload as the server decodes it.
+            upload: The upload, with vectors as the server decodes them. Only numbers may be changed.
             own: The new state that `finish` returned.
             c: The client's context.
         """
-        return own
+        return upload, own
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         """Perform the server step.

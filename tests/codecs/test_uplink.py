@@ -37,7 +37,8 @@ class Accounts(fm.Scaffold):
         return uploads, own | {"computed": c.own["computed"] + uploads["delta"]}
 
     def delivered(self, upload, own, c):
-        return super().delivered(upload, own, c) | {"received": c.own["received"] + upload["delta"]}
+        upload, own = super().delivered(upload, own, c)
+        return upload, own | {"received": c.own["received"] + upload["delta"]}
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -90,6 +91,29 @@ def test_server_state_stays_the_mean_of_the_clients(method, link):
     states = [result.client_state(i).get(client, torch.zeros(D)).numpy() for i in range(len(LOGISTIC))]
     assert max(np.abs(v).max() for v in states) > 1e-4
     close(result.server_state[server], sum(p * v for p, v in zip(LOGISTIC.p, states, strict=True)), 1e-12)
+
+
+def test_numbers_describe_what_was_decoded():
+    """FedExP compares ‖δ_i‖² with the norm of the mean. With a codec that halves, both are those of half the updates."""
+
+    class Watched(fm.FedExP):
+        seen: list = []
+
+        def server(self, x, state, agg, ctx):
+            self.seen.append((agg["q"], agg["mean"].square().sum()))
+            return super().server(x, state, agg, ctx)
+
+    train(LOGISTIC, Watched(lr=LR), "batched", fm.FixedCohorts([[0]], [[1.0]]), uplink=HALF, rounds=3, **EPOCHS)
+    assert all(torch.allclose(q, norm2, rtol=1e-12) for q, norm2 in Watched.seen)
+
+
+def test_what_delivered_returns_is_checked():
+    class Forgets(fm.FedAvg):
+        def delivered(self, upload, own, c):
+            return own
+
+    with pytest.raises(ValueError, match="Forgets: 'delivered' must return uploads and state, two dictionaries"):
+        train(LOGISTIC, Forgets(lr=LR), "batched", uplink=HALF, **EPOCHS)
 
 
 def test_changes_that_the_server_follows_have_no_residual():

@@ -49,8 +49,8 @@ class FedDyn(Algorithm):
         delta = y - c.x
         return {"delta": delta}, {"lambda_i": c.own["lambda_i"] - self.alpha * delta}
 
-    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
-        return {"lambda_i": c.own["lambda_i"] - self.alpha * upload["delta"]}  # keeps h = Σ p_i λ_i
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        return upload, {"lambda_i": c.own["lambda_i"] - self.alpha * upload["delta"]}  # keeps h = Σ p_i λ_i
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         h = state["h"] - self.alpha * agg["P"]

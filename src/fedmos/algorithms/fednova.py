@@ -94,7 +94,10 @@ class FedExP(Algorithm):
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         delta = y - c.x
-        return {"delta": delta, "norm2": delta.square().sum(-1, keepdim=True)}, {}
+        return {"delta": delta, "norm2": _norm2(delta)}, {}
+
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        return upload | {"norm2": _norm2(upload["delta"])}, own  # of the same vectors as Ā
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         server_lr = torch.clamp(agg["q"] / (2 * (agg["mean"].square().sum() + self.eps)), min=1)
@@ -102,3 +105,8 @@ class FedExP(Algorithm):
 
     def evaluated(self, x: Tensor, state: Vectors, ctx: Context) -> Tensor:
         return (x + state["x_prev"]) / 2 if self.average else x
+
+
+def _norm2(v: Tensor) -> Tensor:
+    norm2: Tensor = v.square().sum(-1, keepdim=True)
+    return norm2

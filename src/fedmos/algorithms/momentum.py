@@ -96,8 +96,8 @@ class ScaffoldM(FedAvgMom):
         c_i = s["sum"] / c.K
         return {"delta": y - c.x, "change": c_i - c.own["c_i"]}, {"c_i": c_i}
 
-    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
-        return {"c_i": c.own["c_i"] + upload["change"]}  # keeps c = Σ p_i c_i
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        return upload, {"c_i": c.own["c_i"] + upload["change"]}  # keeps c = Σ p_i c_i
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         x, new = super().server(x, state, agg, ctx)

@@ -91,8 +91,8 @@ class FedSpeed(Algorithm):
         delta = y - c.x
         return {"delta": delta}, {"h_i": c.own["h_i"] + delta}
 
-    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
-        return own | {"h_i": c.own["h_i"] + upload["delta"]}  # keeps h = Σ p_i h_i
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        return upload, own | {"h_i": c.own["h_i"] + upload["delta"]}  # keeps h = Σ p_i h_i
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         h = state["h"] + agg["P"]

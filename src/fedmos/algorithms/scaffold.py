@@ -56,8 +56,8 @@ class Scaffold(Algorithm):
         c_i = grad.full(c.x) if self.option == 1 else c.own["c_i"] - c.msg["c"] - delta / (c.K * c.lr)
         return {"delta": delta, "change": c_i - c.own["c_i"]}, {"c_i": c_i}
 
-    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> Vectors:
-        return {"c_i": c.own["c_i"] + upload["change"]}  # keeps c = Σ p_i c_i
+    def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
+        return upload, {"c_i": c.own["c_i"] + upload["change"]}  # keeps c = Σ p_i c_i
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         return x + self.server_lr * agg["A"], {"c": state["c"] + agg["C"]}

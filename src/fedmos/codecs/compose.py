@@ -108,6 +108,17 @@ def decode_onto(codec: Codec, fields: Fields, held: Tensor, key: Tensor) -> Tens
     return held + codec.decode(fields, held.shape[-1], key).to(held.dtype)
 
 
+class _Sent(NamedTuple):
+    """What clients send in a phase."""
+
+    decoded: Vectors
+    """The uploads as the server decodes them."""
+    residuals: Vectors
+    """The new residuals of error feedback."""
+    on_wire: Vectors
+    """At the client of a deployment, the bytes."""
+
+
 @cache
 def _coded_class(kind: type[Algorithm], coding: Coding) -> type[Algorithm]:
     """Return a subclass of `kind` with these codecs: one for all runs that have them, so that runs can merge."""
@@ -129,22 +140,32 @@ class _Coded(Algorithm):
         return (*self._codec_alone().client_state, *residuals, *held)
 
     def prepare(self, c: ClientContext, grad: Gradient) -> Vectors:
-        return self._codec_send("prepare", super().prepare(c, grad), c)[0]
+        uploads = super().prepare(c, grad)
+        if not isinstance(uploads, dict):
+            return uploads  # the engine refuses it
+        sent = self._codec_send("prepare", uploads, c)
+        return sent.decoded | sent.on_wire
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         finished: Any = super().finish(y, s, c, grad)
-        if not (isinstance(finished, tuple) and len(finished) == 2 and all(isinstance(v, dict) for v in finished)):
+        if not _is_pair(finished):
             return finished  # type: ignore[no-any-return]  # the engine refuses it
-        uploads, residuals = self._codec_send("train", finished[0], c)
-        own = finished[1]
-        if self._codec_coding.up:
-            own = own | self.delivered(uploads, own, c)
         held = {HELD + name: c.x if name == "x" else c.msg[name] for name, _, _ in self._codec_coding.down}
-        return uploads, own | residuals | held
+        uploads, own = finished
+        if not self._codec_coding.up:
+            return uploads, own | held
+        sent = self._codec_send("train", uploads, c)
+        delivered: Any = self.delivered(sent.decoded, own, c)
+        if not _is_pair(delivered):
+            raise ValueError(
+                f"{type(self).__name__}: 'delivered' must return uploads and state, two dictionaries of tensors"
+            )
+        coded = {vector.name: sent.decoded[vector.name] for vector in self._codec_coding.up if vector.name in uploads}
+        return delivered[0] | coded | sent.on_wire, own | delivered[1] | sent.residuals | held
 
-    def _codec_send(self, phase: str, uploads: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
-        """Return the uploads as the server decodes them, and the new residuals."""
-        sent, residuals = dict(uploads), {}
+    def _codec_send(self, phase: str, uploads: Vectors, c: ClientContext) -> _Sent:
+        """Encode the uploads of a phase, and decode them as the server does."""
+        sent = _Sent(dict(uploads), {}, {})
         for name, codec, feedback in self._codec_coding.up:
             v = _rows(uploads, name, c)
             if v is None:
@@ -153,11 +174,12 @@ class _Coded(Algorithm):
             v = v + c.own[RESIDUAL + name] if feedback else v
             key = link_key(c.key, phase, name)
             fields = codec.encode(v, key)
-            sent[name] = codec.decode(fields, v.shape[-1], key).to(v.dtype)
+            decoded = codec.decode(fields, v.shape[-1], key).to(v.dtype)
             if feedback:
-                residuals[RESIDUAL + name] = v - sent[name]
-            sent |= self._codec_wire(name, codec, fields, v)
-        return sent, residuals
+                sent.residuals[RESIDUAL + name] = v - decoded
+            sent.decoded[name] = decoded
+            sent.on_wire.update(self._codec_wire(name, codec, fields, v))
+        return sent
 
     def _codec_wire(self, name: str, codec: Codec, fields: Fields, v: Tensor) -> Vectors:
         """Return an encoded upload where it is sent."""
@@ -196,6 +218,10 @@ class _Remote(_Coded):
     def _codec_wire(self, name: str, codec: Codec, fields: Fields, v: Tensor) -> Vectors:
         # As numbers of the dtype of the run, which uploads have in the engine.
         return {ON_WIRE + name: to_bytes(codec, fields, v.shape[-1]).to(v.dtype)}
+
+
+def _is_pair(v: Any) -> bool:
+    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(part, dict) for part in v)
 
 
 def _rows(uploads: Vectors, name: str, c: ClientContext) -> Tensor | None:
