@@ -12,6 +12,7 @@ import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sign, TopK
 from fedmos.codecs.links import link_key
 from helpers.coded_runs import HALF, LOSSLESS, SOME
+from helpers.compiling import scalar_code
 from helpers.conformance import CASES, COHORTS, LOGISTIC, LR, QUADRATIC, close, train
 
 EPOCHS = {"local_epochs": 2, "batch_size": 4}
@@ -146,6 +147,19 @@ ALL = LOSSY | {
 def test_engines_agree_for_every_algorithm_and_codec(case, link):
     loop, batched = (train(LOGISTIC, case.make(), engine, uplink=link, **EPOCHS) for engine in ENGINES)
     close(batched.params, loop.params)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("method", [fm.FedAvg, fm.Scaffold], ids=lambda method: method.__name__)
+def test_compiled_programs_agree(method, monkeypatch):
+    """Jobs are padded, and the gradient is compiled; codecs are not."""
+    how = {"uplink": ErrorFeedback([Rotate(), Quantize(4)]), "downlink": Quantize(8)} | EPOCHS
+    batched = train(LOGISTIC, method(lr=LR), "batched", **how)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    with scalar_code():
+        compiled = train(LOGISTIC, method(lr=LR), "batched", **how)
+    assert compiled.info["compiled"]
+    close(compiled.params, batched.params)
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
