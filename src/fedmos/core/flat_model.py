@@ -30,6 +30,7 @@ from .dropout import SampleAxis, replace_dropout
 from .embeddings import prepare_embeddings
 from .frozen_parameters import Copies, private_copy, trainable_parameters
 from .functional_dropout import FunctionalDropout
+from .image_layout import takes_channels_last
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
 from .module_copy import copied
@@ -312,25 +313,14 @@ class FlatModel:
         self.functional_positions = functional or None
 
     def laid_out(self, inputs: Tensor) -> Tensor:
-        """Return images channels last, the fastest layout for convolutions on a CPU, if the module accepts it.
-
-        Some modules do not: `view` after a convolution needs the default layout. For calls outside `vmap`.
-        """
+        """Return images channels last, if the module takes them so, for calls outside `vmap`."""
         if inputs.ndim != 4 or self.device.type != "cpu" or self.dtype != torch.float32:
             return inputs
         if self._takes_channels_last is None:
-            self._takes_channels_last = self._same_channels_last(inputs[: self.least_rows])
+            with self.evaluation_mode():
+                some = inputs[: self.least_rows]
+                self._takes_channels_last = takes_channels_last(self.module, self, self.initial(), some)
         return channels_last(inputs) if self._takes_channels_last else inputs
-
-    def _same_channels_last(self, inputs: Tensor) -> bool:
-        if not any(isinstance(module, nn.Conv2d) for module in self.module.modules()):
-            return False
-        x = self.initial()
-        try:
-            with torch.no_grad(), self.evaluation_mode():
-                return torch.allclose(self(x, inputs), self(x, channels_last(inputs)), rtol=1e-3, atol=1e-4)
-        except RuntimeError:
-            return False
 
     def module_with(self, y: Tensor) -> nn.Module:
         """Return a copy of the original module, on the CPU, with the parameters y."""
