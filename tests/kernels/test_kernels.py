@@ -9,7 +9,8 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.core.flat_model import FlatModel
-from fedmos.kernels import convolution, tiles
+from fedmos.engine import execution_plan
+from fedmos.kernels import convolution, depthwise_convolution, tiles
 from fedmos.kernels.convolution import without_unused_taps
 from helpers.compiling import scalar_code
 
@@ -98,6 +99,52 @@ def test_convolutions_client_by_client_on_a_cpu(monkeypatch, compiled):
     with scalar_code():
         result = fm.run(**settings, engine="batched")
     assert torch.allclose(result.params, expected, rtol=1e-5, atol=1e-6)
+
+
+class Viewing(nn.Module):
+    """Calls `view` on what convolutions return, some of them without a bias, and on what pooling returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 3, 3, bias=False), nn.Conv2d(3, 3, 3, padding=1, groups=3, bias=False)
+        self.last = nn.Linear(27 + 3, 10)
+
+    def forward(self, x):
+        x = self.a(x)
+        rows = x.view(x.size(0), 3, -1)
+        y = self.b(x).view(len(x), -1)
+        y += rows.flatten(1)  # the view of a tensor that nothing else uses
+        return self.last(torch.cat([F.max_pool2d(y.view(x.shape), 2).view(len(x), -1), rows.mean(2)], 1))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_images_that_a_model_views_are_in_the_default_layout(monkeypatch, traced):
+    for module in (convolution, depthwise_convolution):
+        monkeypatch.setattr(module, "_LARGE", 0)
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=6, seed=0)
+    torch.manual_seed(0)
+    settings = {"model": Viewing(), "data": data, "algorithm": fm.FedAvg(lr=0.1), "selection": fm.Uniform(m=4)}
+    settings |= {"rounds": 2, "local_steps": 2, "batch_size": 4}
+    expected = fm.run(**settings, engine="loop").params
+    monkeypatch.setattr(execution_plan, "why_not_vectorised", lambda task: None)  # as in a resumed run
+    if traced:
+        monkeypatch.setattr(torch._inductor, "compile", lambda program, arguments: program)
+        monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    result = fm.run(**settings, engine="batched")
+    assert torch.allclose(result.params, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_normalised_inputs_are_not_stored_channels_last():
+    """PyTorch's group normalisation of constants in that layout ends the process in the backward pass."""
+    images = torch.randn(5, 4, 8, 8)
+    for model in (
+        nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3)),
+        nn.Sequential(nn.Conv2d(4, 4, 3).requires_grad_(False), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3)),
+    ):
+        assert FlatModel(model, torch.device("cpu"), torch.float32).laid_out(images) is images
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3))
+    laid_out = FlatModel(model, torch.device("cpu"), torch.float32).laid_out(images)
+    assert laid_out.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])

@@ -1,7 +1,8 @@
-"""Tensors that a vectorised model makes and then changes in place, and functions for which `vmap` has no fast rule.
+"""Tensors that a vectorised model makes and then changes in place or views, where `vmap` has no rule for that.
 
 A tensor that a model makes, by `torch.zeros` for example, has no client axis. A model that writes values of a client
-to it is computed again with such an axis in the new tensors of that line of code.
+to it is computed again with such an axis in the new tensors of that line of code. So is a model that calls `view` on
+images that our layers store channels last: those of that line are stored in PyTorch's default layout.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class CohortTensors:
         self.needed = False
         """Whether the model calls a function that is replaced here."""
         self._places: set[Hashable] = set()
-        """The lines of code whose new tensors get a client axis."""
+        """The lines of code whose new tensors are copied to tensors with a client axis in the default layout."""
 
     def retried(self, forward: Callable[[AbstractContextManager[Any]], Result], like: Tensor) -> Result:
-        """Return the result of a vectorised forward pass, repeated until every changed tensor has a client axis.
+        """Return the result of a vectorised forward pass, repeated until every tensor can be changed and viewed.
 
         Args:
             forward: Computes the pass within a context.
@@ -61,34 +62,33 @@ class CohortTensors:
 
 
 class _OwnTensors(TorchFunctionMode):
-    """Gives a client axis to the new tensors of some lines of code, and finds the lines whose tensors need one."""
+    """Copies the new tensors of some lines of code, and finds the lines whose tensors need that."""
 
     def __init__(self, places: set[Hashable], like: Tensor, search: bool) -> None:
         """Make the context of one forward pass.
 
         Args:
-            places: The lines of code whose new tensors get a client axis.
-            like: A tensor with that axis.
+            places: The lines of code whose new tensors are copied.
+            like: A tensor with a client axis.
             search: Whether to note which line made each tensor.
         """
         super().__init__()
         self._places, self._like, self._search = places, like, search
         self._makers: dict[int, Hashable] = {}
-        """By the address of a tensor without a client axis, the line that made it."""
+        """By the address of a tensor, the line that made it."""
         self.changed: Hashable = None
-        """The line that made the tensor that was changed last."""
+        """The line that made the tensor that was changed or viewed last."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._search and _is_in_place(func) and not is_vectorised(args[0]):
+        if self._search and _needs_copy(func, args):
             self.changed = self._makers.get(_address(args[0]), self.changed)
         if func in REPLACED and any(map(is_vectorised, _tensors(args))):
             result = REPLACED[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
         result = func(*args, **kwargs)
-        known = not self._search and not self._places
-        if known or not isinstance(result, Tensor) or is_vectorised(result):
+        if not (self._search or self._places) or not isinstance(result, Tensor):
             return result
         address, place = _address(result), _lines()
         if any(address == _address(v) for v in _tensors(args)):
@@ -97,6 +97,13 @@ class _OwnTensors(TorchFunctionMode):
             return self._like.new_empty(result.shape, dtype=result.dtype, device=result.device).copy_(result)
         self._makers[address] = place
         return result
+
+
+def _needs_copy(func: Any, args: Any) -> bool:
+    """Whether a function may fail for a tensor without a client axis, or for one in another layout."""
+    if func in (Tensor.view, Tensor.view_as, Tensor.unflatten, torch.unflatten):
+        return is_vectorised(args[0])
+    return _is_in_place(func) and not is_vectorised(args[0])
 
 
 def _is_in_place(func: Any) -> bool:
@@ -118,7 +125,7 @@ def _lines() -> Hashable:
     """Return the lines of code that called `__torch_function__`, innermost first."""
     lines: list[tuple[object, int]] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and len(lines) < 3:
+    while frame is not None and len(lines) < 5:
         lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(lines)

@@ -18,6 +18,7 @@ from ..kernels.attention import in_transform
 from ..kernels.client_axis import is_vectorised
 from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
+from ..kernels.depthwise_convolution import replace_depthwise_convolutions
 from ..kernels.pooling import replace_pooling
 from ..kernels.transposed_convolution import replace_transposed_convolutions
 from ..rng import fold
@@ -110,6 +111,8 @@ class FlatModel:
         self._changes_inputs, self._copies_pairs = False, False
         if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
             replace_convolutions(self.module, precision)
+            if device.type == "cpu":
+                replace_depthwise_convolutions(self.module)
         if device.type == "cuda":
             replace_pooling(self.module)
             replace_transposed_convolutions(self.module)

@@ -222,6 +222,9 @@ class Compiled:
         with written_out.on(), torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # `precision` decides this
             traced = make_fx(lambda *given: self._function(*given))(*arguments)
+            # A forward pass that failed and was repeated (`CohortTensors`) leaves operations that nothing uses.
+            traced.graph.eliminate_dead_code()
+            traced.recompile()
             operations, key = len(traced.graph.nodes), _hash(traced.code, arguments)
             spent, before = perf_counter() - began, _cache_counts()
             with CLOCK.announced(operations, arguments[0].device.type, key, spent) as compilation:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .convolution_ops import channels_last, convolution_backward, empty_channels_last
 from .switch import Switch
@@ -44,7 +45,7 @@ class CohortConv2d(nn.Conv2d):
             w, pad = without_unused_taps(x, w, stride, pad)
         if self.narrow:
             x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
-        y: Tensor = _Convolution.apply(x, w, stride, pad, self.products)  # type: ignore[no-untyped-call]
+        y = _convolution(x, w, stride, pad, self.products)
         return y if self.bias is None else y + self.bias[:, None, None]
 
     def _is_large(self, x: Tensor) -> bool:
@@ -53,21 +54,29 @@ class CohortConv2d(nn.Conv2d):
         return x.shape[0] * places * self.weight.numel() >= _LARGE
 
 
+def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
+    if has_torch_function((x, w)):  # so that a mode sees which line makes the images
+        seen: Tensor = handle_torch_function(_convolution, (x, w), x, w, stride, pad, precision)
+        return seen
+    y: Tensor = _Convolution.apply(x, w, stride, pad, precision)  # type: ignore[no-untyped-call]
+    return y
+
+
 def replace_convolutions(model: nn.Module, precision: str | None) -> None:
     """Replace the supported convolutions of `model` in place."""
     new: dict[int, CohortConv2d] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is nn.Conv2d and _is_supported(module):
+        if type(module) is nn.Conv2d and module.groups == 1 and is_square(module):
             parent, _, child = name.rpartition(".")
             layer = new.setdefault(id(module), CohortConv2d(module, precision))
             setattr(model.get_submodule(parent), child, layer)
 
 
-def _is_supported(layer: nn.Conv2d) -> bool:
+def is_square(layer: nn.Conv2d) -> bool:
+    """Whether the kernel, stride and padding of a plain layer are the same along both axes."""
     return (
         not any(v for k, v in vars(layer).items() if k.endswith("_hooks"))
         and "weight" in layer._parameters
-        and layer.groups == 1
         and layer.dilation == (1, 1)
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
@@ -122,7 +131,7 @@ class _Convolution(Function):
             x = _merge_samples(x, in_dims[0])
             return _split_samples(F.conv2d(x, w, stride=stride, padding=pad), info.batch_size), 0
         shared = in_dims[0] is None
-        x, w = _clients_first(info, in_dims, x, w)
+        x, w = clients_first(info, in_dims, x, w)
         if x.device.type == "cpu":
             return torch.ops.fedmos.each_convolution(x, w, stride, pad), 0
         if shared and x.dtype != torch.float64:
@@ -154,7 +163,7 @@ class _InputGradient(Function):
             x = empty_channels_last(dy, (len(dy), w.shape[1], h, v))
             dx = convolution_backward(dy, x, w, stride, pad, 1, (True, False))
             return _split_samples(dx, info.batch_size), 0
-        dy, w = _clients_first(info, in_dims, dy, w)
+        dy, w = clients_first(info, in_dims, dy, w)
         if dy.device.type == "cpu":
             return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad), 0
         if _use_own_kernel("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
@@ -178,7 +187,7 @@ class _WeightGradient(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Any:
-        x, dy = _clients_first(info, in_dims, x, dy)
+        x, dy = clients_first(info, in_dims, x, dy)
         if x.device.type == "cpu":
             return torch.ops.fedmos.each_convolution_weight(x, dy, kernel, stride, pad), 0
         M, C, CO = len(x), x.shape[2], dy.shape[2]
@@ -211,7 +220,7 @@ def _use_own_kernel(
     return channels <= {"forward": 64, "input": 256, "weight": 32}[what]
 
 
-def _clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+def clients_first(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return views (M, …) of tensors with a client axis at any position or without one."""
     return tuple(
         v.expand(info.batch_size, *v.shape) if d is None else v.movedim(d, 0)

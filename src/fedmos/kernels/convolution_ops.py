@@ -77,45 +77,45 @@ def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str)
 
 
 @torch.library.custom_op("fedmos::each_convolution", mutates_args=())
-def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
-    return _images([F.conv2d(channels_last(a), b, None, stride, pad) for a, b in zip(x, w, strict=True)])
+def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int, groups: int = 1) -> Tensor:
+    return _images([F.conv2d(channels_last(a), b, None, stride, pad, 1, groups) for a, b in zip(x, w, strict=True)])
 
 
 @_each_convolution.register_fake
-def _(x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+def _(x: Tensor, w: Tensor, stride: int, pad: int, groups: int = 1) -> Tensor:
     size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
     return x.new_empty((*x.shape[:2], *size, w.shape[1])).permute(0, 1, 4, 2, 3)
 
 
 @torch.library.custom_op("fedmos::each_convolution_input", mutates_args=())
-def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
-    like = empty_channels_last(dy, (dy.shape[1], w.shape[2], h, v))
+def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, groups: int = 1) -> Tensor:
+    like = empty_channels_last(dy, (dy.shape[1], groups * w.shape[2], h, v))
     return _images(
         [
-            convolution_backward(channels_last(a), like, b, stride, pad, 1, (True, False))
+            convolution_backward(channels_last(a), like, b, stride, pad, groups, (True, False))
             for a, b in zip(dy, w, strict=True)
         ]
     )
 
 
 @_each_convolution_input.register_fake
-def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int) -> Tensor:
-    return dy.new_empty((*dy.shape[:2], h, v, w.shape[2])).permute(0, 1, 4, 2, 3)
+def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, groups: int = 1) -> Tensor:
+    return dy.new_empty((*dy.shape[:2], h, v, groups * w.shape[2])).permute(0, 1, 4, 2, 3)
 
 
 @torch.library.custom_op("fedmos::each_convolution_weight", mutates_args=())
-def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
-    like = x.new_empty((dy.shape[2], x.shape[2], kernel, kernel))
+def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, groups: int = 1) -> Tensor:
+    like = x.new_empty((dy.shape[2], x.shape[2] // groups, kernel, kernel))
     each = [
-        convolution_backward(channels_last(b), channels_last(a), like, stride, pad, 1, (False, True))
+        convolution_backward(channels_last(b), channels_last(a), like, stride, pad, groups, (False, True))
         for a, b in zip(x, dy, strict=True)
     ]
     return torch.stack([v.contiguous() for v in each])
 
 
 @_each_convolution_weight.register_fake
-def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int) -> Tensor:
-    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
+def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, groups: int = 1) -> Tensor:
+    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2] // groups, kernel, kernel))
 
 
 def _images(each: list[Tensor]) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .switch import Switch
 
@@ -31,8 +32,15 @@ class CohortMaxPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not written_out:
             return F.max_pool2d(x, self.k)
-        pooled: Tensor = _MaxPool.apply(x.movedim(-3, -1), self.k)[0]  # type: ignore[no-untyped-call]
-        return pooled.movedim(-1, -3)
+        return _max_pool(x, self.k)
+
+
+def _max_pool(x: Tensor, k: int) -> Tensor:
+    if has_torch_function((x,)):  # so that a mode sees which line makes the images
+        seen: Tensor = handle_torch_function(_max_pool, (x,), x, k)
+        return seen
+    pooled: Tensor = _MaxPool.apply(x.movedim(-3, -1), k)[0]  # type: ignore[no-untyped-call]
+    return pooled.movedim(-1, -3)
 
 
 def replace_pooling(model: nn.Module) -> None:
