@@ -14,8 +14,8 @@ from .codec import Codec, Declaration, Fields
 from .packing import unpack
 from .streams import words
 
-_PART = 32768
-"""Numbers that are transformed together on a CPU, such that they fit into its cache."""
+_CACHED, _MOST = 1 << 15, 1 << 25
+"""Numbers that are transformed together: on a CPU, what fits into its cache; elsewhere, to limit memory."""
 _power_of_two = Rule("a power of two", lambda v: type(v) is int and v >= 2 and v & (v - 1) == 0, 2**30)
 
 
@@ -105,7 +105,7 @@ def _transform_(v: Tensor, signs: Tensor, block: int, inverse: bool = False) -> 
     factors = signs * (1 / math.sqrt(block))
     blocks, factors = (x.reshape(-1, x.shape[-1]).unflatten(-1, (-1, block)) for x in (v, factors))
     # Parts are independent of each other: their size changes the speed, and not the result.
-    most = max(1, _PART // block) if v.device.type == "cpu" else blocks.shape[0] * blocks.shape[1]
+    most = max(1, (_CACHED if v.device.type == "cpu" else _MOST) // block)
     wide = min(most, blocks.shape[1])
     high = min(most // wide, blocks.shape[0])
     first, second = _Butterflies(high * wide, rows, columns, v), _Butterflies(high * wide, columns, rows, v)

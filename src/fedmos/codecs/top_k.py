@@ -80,5 +80,5 @@ def largest(v: Tensor, k: int) -> Tensor:
         return order[..., :k].sort(dim=-1).values
     # The bits of |v| are ordered as |v|. Below them, indices in reverse order make all numbers different.
     place = torch.arange(2**31 - 1, 2**31 - 1 - v.shape[-1], -1, device=v.device)
-    ranks = (v.abs().to(torch.float32).view(torch.int32).to(torch.int64) << 31) | place
+    ranks = v.abs().to(torch.float32).view(torch.int32).to(torch.int64).bitwise_left_shift_(31).bitwise_or_(place)
     return (2**31 - 1 - (ranks.topk(k, dim=-1, sorted=False).values & (2**31 - 1))).sort(dim=-1).values
