@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmos.rng import Purpose, at_least, choose, draws, fold, permute, stream, uniform, words
+from fedmos.rng import Purpose, at_least, choose, draws, fold, permute, salt, signed, stream, uniform, words
 from helpers import fresh
 
 
@@ -109,3 +109,11 @@ def test_comparisons_with_a_bound_are_those_of_the_numbers(shape, count, p):
 def test_words_are_folded_keys(keys, count):
     key = stream(0, 0, torch.arange(max(1, torch.Size(keys).numel())), Purpose.ALGORITHM).reshape(keys)
     assert torch.equal(words(key, count), fold(key.unsqueeze(-1), torch.arange(count)))
+
+
+def test_salts_give_other_streams():
+    key = stream(0, 0, 0, Purpose.ALGORITHM)
+    assert salt(0) == 0
+    assert [salt(i) for i in (1, 2)] == [signed(splitmix64((i + 1) * 0x9E3779B97F4A7C15)) for i in (1, 2)]
+    several = torch.cat([words(key ^ salt(i), 1000) for i in range(20)])
+    assert len(several.unique()) == 20_000

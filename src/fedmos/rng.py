@@ -67,6 +67,11 @@ def _fold_int(key: int, data: int) -> int:
     return z ^ (z >> 31)
 
 
+def salt(number: int) -> int:
+    """Return a constant for `key ^ salt(number)`: another stream of the same place, in one operation; 0 for 0."""
+    return signed(_fold_int(0, number)) if number else 0
+
+
 def stream(
     seed: int | Tensor,
     round: int | Tensor,

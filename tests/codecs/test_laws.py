@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedmos.codecs import Chain, ErrorFeedback, Quantize, RandomK, Rotate, Sign, TopK
+from fedmos.codecs.rotate import Butterflies, Products
 from helpers.codecs import decoded, normal
 
 DRAWS = 200_000
@@ -185,3 +186,16 @@ def test_rotation_makes_quantisation_precise():
     v = normal(8192) ** 5  # heavy tails
     plain, rotated = Quantize(4, block=4096), Chain([Rotate(), Quantize(4, block=4096)])
     assert (decoded(rotated, v, 0) - v).norm() < 0.5 * (decoded(plain, v, 0) - v).norm()
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 2), (4, 8), (64, 64)])
+def test_products_and_butterflies_agree(rows, columns, inverse):
+    """The transform of a GPU, in float64 products, is that of a CPU."""
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-13)):
+        v = normal(3, 2, rows * columns, dtype=dtype)
+        factor = normal(3, 2, rows * columns, seed=1, dtype=dtype).sign() / math.sqrt(rows * columns)
+        by_products, by_sums = v.clone(), v.clone()
+        Products(6, rows, columns, v).apply_(by_products, factor, inverse)
+        Butterflies(6, rows, columns, v).apply_(by_sums, factor, inverse)
+        assert torch.allclose(by_products, by_sums, rtol=0, atol=tolerance)

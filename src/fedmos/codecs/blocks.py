@@ -28,8 +28,7 @@ def tree_sum(v: Tensor) -> Tensor:
     The order of additions depends on n only: the result has the same bits on every device and for every number of rows.
     """
     while (n := v.shape[-1]) > 1:
-        half = n // 2
-        first = v[..., : n - half].clone()
-        first[..., :half] += v[..., n - half :]
-        v = first
+        half = (n + 1) // 2
+        rest = v[..., half:]
+        v = v[..., :half] + (pad(rest, (0, 1)) if n % 2 else rest)
     return v

@@ -22,7 +22,7 @@ class Chain(Codec):
     """Several codecs from left to right: each encodes the numbers that the one before would send.
 
     A list stands for a chain wherever a codec is expected. The fields of codec i are named "i.name", and its key is
-    `rng.fold(key, i)`.
+    `key ^ rng.salt(i)`.
 
     Args:
         codecs: The codecs. All but the last must send numbers: `TopK`, `RandomK`, `Rotate`, or your own with `payload`.
@@ -75,7 +75,7 @@ class Chain(Codec):
         key = column(key, v.shape[:-1], v.device)
         sent: Fields = {}
         for i, codec in enumerate(self.codecs):
-            fields = codec.encode(v, rng.fold(key, i))
+            fields = codec.encode(v, key ^ rng.salt(i))
             sent |= {f"{i}.{name}": field for name, field in fields.items() if self._sends(i, name)}
             if codec.payload is not None:
                 v = fields[codec.payload]
@@ -88,7 +88,7 @@ class Chain(Codec):
             own = self._own(fields, i)
             if v is not None and codec.payload is not None:
                 own[codec.payload] = v
-            v = codec.decode(own, length, rng.fold(key, i))
+            v = codec.decode(own, length, key ^ rng.salt(i))
         assert v is not None
         return v
 

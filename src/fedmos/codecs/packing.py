@@ -1,7 +1,8 @@
 """Integers of a few bits, packed into bytes.
 
-Entry i occupies the bits i·width … i·width + width − 1 of the little-endian bit sequence of a row. Eight entries of a
-byte each are viewed as one int64, whose bytes are pushed together in three steps.
+Entry i occupies the bits i·width … i·width + width − 1 of the little-endian bit sequence of a row. Integers of 1, 2 and
+4 bits are joined in pairs until they fill a byte. For other widths, eight entries of a byte each are viewed as one
+int64, whose bytes are pushed together in three steps.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ def packed_length(count: int, width: int) -> int:
 
 def pack(codes: Tensor, width: int) -> Tensor:
     """Pack uint8 integers below 2^width, (…, n), into (…, ⌈n·width/8⌉) bytes."""
-    n = codes.shape[-1]
-    if width == 8:
+    length = packed_length(codes.shape[-1], width)
+    if 8 % width == 0:
+        codes = _padded(codes, length * 8 // width)
+        while width < 8:
+            codes, width = torch.add(codes[..., 0::2], codes[..., 1::2], alpha=1 << width), 2 * width
         return codes
-    z = _padded(codes, -n % 8).contiguous().view(torch.int64)
+    z = _padded(codes, -(-codes.shape[-1] // 8) * 8).contiguous().view(torch.int64)
     for lane in (8, 16, 32):
         gap, low, high = _lanes(lane, width)
         z = (z & low) | ((z >> gap) & high)
-    length = packed_length(n, width)
     # The bytes of each group of eight entries, without those that are empty now.
     groups = z.view(torch.uint8).unflatten(-1, (-1, 8))[..., :width]
     packed: Tensor = groups.reshape(*codes.shape[:-1], -1)[..., :length].contiguous()
@@ -34,9 +37,13 @@ def pack(codes: Tensor, width: int) -> Tensor:
 
 def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     """Return the `count` integers that `pack` was given, as uint8."""
-    if width == 8:
-        return packed
-    groups = _padded(packed, -(-count // 8) * width - packed.shape[-1]).unflatten(-1, (-1, width))
+    if 8 % width == 0:
+        bits = 8
+        while bits > width:
+            bits //= 2
+            packed = torch.stack((packed & ((1 << bits) - 1), packed >> bits), dim=-1).flatten(-2)
+        return packed[..., :count]
+    groups = _padded(packed, -(-count // 8) * width).unflatten(-1, (-1, width))
     z = pad(groups, (0, 8 - width)).view(torch.int64)
     for lane in (32, 16, 8):
         gap, low, high = _lanes(lane, width)
@@ -52,8 +59,9 @@ def _lanes(lane: int, width: int) -> tuple[int, int, int]:
     return lane - filled, masks, masks << filled
 
 
-def _padded(v: Tensor, count: int) -> Tensor:
-    return pad(v, (0, count)) if count else v
+def _padded(v: Tensor, length: int) -> Tensor:
+    """Append zeros up to a length."""
+    return v if v.shape[-1] == length else pad(v, (0, length - v.shape[-1]))
 
 
 def pack_indices(indices: Tensor, width: int) -> Tensor:

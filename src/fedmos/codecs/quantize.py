@@ -84,12 +84,12 @@ class Quantize(Codec):
         size, n = v.shape[-1], self._intervals
         blocks = in_blocks(v, self._block(size))
         scales = in_float32(blocks.abs().amax(dim=-1))
-        level = blocks / torch.where(scales == 0, 1, scales).unsqueeze(-1)
+        level = blocks / (scales + (scales == 0)).unsqueeze(-1)  # from −1 to 1; zeros where all are
         # Levels start at 0. Truncation rounds down, so half a level, or a random part of one, is added.
         level = level.mul_(n / 2).add_(n / 2 + 0.5).flatten(-2)
         if self.stochastic:
             level.add_(self._noise(key, level), alpha=2.0**-16)
-        codes = level.clamp_(0, n).to(torch.uint8)[..., :size]
+        codes = level.to(torch.uint8)[..., :size]  # 0 … n: the sum is exact where it is largest, and < n + 1
         return {"codes": pack(codes, self.bits), "scales": scales}
 
     @staticmethod

@@ -58,9 +58,8 @@ class RandomK(Codec):
         k = part_of(self.fraction, size)
         values = v.gather(-1, self._indices(key, v.shape[:-1], size, v.device))
         if self.unbiased:
-            values = values * (size / k)
-        finite = v.abs().amax(dim=-1, keepdim=True).isfinite()
-        return {"values": torch.where(finite, values, torch.nan)}
+            values.mul_(size / k)
+        return {"values": values.add_(0 * v.abs().amax(dim=-1, keepdim=True))}  # 0, or NaN if an entry is not finite
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
         values = fields["values"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from .codec import Codec, Declaration, Fields
 from .packing import unpack
 from .streams import words
 
-_CACHED, _MOST = 1 << 15, 1 << 25
-"""Numbers that are transformed together: on a CPU, what fits into its cache; elsewhere, to limit memory."""
+_CACHED, _MOST = 1 << 15, 1 << 24
+"""Numbers that are transformed together: on a CPU, what fits into its cache; on a GPU, to limit memory."""
 _power_of_two = Rule("a power of two", lambda v: type(v) is int and v >= 2 and v & (v - 1) == 0, 2**30)
 
 
@@ -102,23 +103,73 @@ def _transform_(v: Tensor, signs: Tensor, block: int, inverse: bool = False) -> 
     rows, columns = 1 << (levels // 2), 1 << (levels - levels // 2)
     if inverse:
         rows, columns = columns, rows
+    on_gpu = v.device.type == "cuda"
     factors = signs * (1 / math.sqrt(block))
     blocks, factors = (x.reshape(-1, x.shape[-1]).unflatten(-1, (-1, block)) for x in (v, factors))
     # Parts are independent of each other: their size changes the speed, and not the result.
-    most = max(1, (_CACHED if v.device.type == "cpu" else _MOST) // block)
+    most = max(1, (_MOST if on_gpu else _CACHED) // block)
     wide = min(most, blocks.shape[1])
     high = min(most // wide, blocks.shape[0])
-    first, second = _Butterflies(high * wide, rows, columns, v), _Butterflies(high * wide, columns, rows, v)
+    transform = (Products if on_gpu else Butterflies)(high * wide, rows, columns, v)
     for rows_of, factors_of in zip(blocks.split(high), factors.split(high), strict=True):
         for part, factor in zip(rows_of.split(wide, 1), factors_of.split(wide, 1), strict=True):
-            start, end = first.input_for(part), second.output_for(part)
-            start.copy_(part) if inverse else torch.mul(part, factor, out=start)
-            second.input.copy_(first.run().mT)
-            second.run()
-            torch.mul(end, factor, out=part) if inverse else part.copy_(end)
+            transform.apply_(part, factor, inverse)
 
 
-class _Butterflies:
+class Products:
+    """The transform by products with Hadamard matrices in float64: few kernels. Used on a GPU.
+
+    The sums are those of float64 numbers: rounded to float32, they do not depend on the order of additions, apart from
+    rare ties.
+    """
+
+    def __init__(self, n: int, rows: int, columns: int, like: Tensor) -> None:
+        self._rows, self._columns = hadamard(rows, like.device), hadamard(columns, like.device)
+
+    def apply_(self, part: Tensor, factor: Tensor, inverse: bool) -> None:
+        """Transform blocks (rows of vectors, blocks, block) in place, with `factor` before or, inverse, after it."""
+        x = part.to(torch.float64) if inverse else part * factor.to(torch.float64)
+        x = x.unflatten(-1, (len(self._rows), len(self._columns))) @ self._columns
+        x = (x.mT.contiguous() @ self._rows).flatten(-2)
+        part.copy_(x.mul_(factor) if inverse else x)
+
+
+@cache
+def hadamard(n: int, device: torch.device) -> Tensor:
+    """Return the Hadamard matrix of size n, a power of two, in float64."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while len(h) < n:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h.to(device)
+
+
+class Butterflies:
+    """The transform by sums and differences, in an order that depends on the size of a block only. Used on a CPU."""
+
+    def __init__(self, n: int, rows: int, columns: int, like: Tensor) -> None:
+        self._first, self._second = _Columns(n, rows, columns, like), _Columns(n, columns, rows, like)
+
+    def apply_(self, part: Tensor, factor: Tensor, inverse: bool) -> None:
+        """Transform blocks (rows of vectors, blocks, block) in place, with `factor` before or, inverse, after it."""
+        start, end = _shaped(self._first.input, part), _shaped(self._second.output, part)
+        if inverse:
+            start.copy_(part)
+        else:
+            torch.mul(part, factor, out=start)
+        self._second.input.copy_(self._first.run().mT)
+        self._second.run()
+        if inverse:
+            torch.mul(end, factor, out=part)
+        else:
+            part.copy_(end)
+
+
+def _shaped(memory: Tensor, part: Tensor) -> Tensor:
+    """View the first numbers of the memory in the shape of `part`."""
+    return memory.view(-1)[: part.numel()].view(part.shape)
+
+
+class _Columns:
     """The Walsh-Hadamard transform of every column of (n, rows, columns), without its factor, in memory of its own."""
 
     def __init__(self, n: int, rows: int, columns: int, like: Tensor) -> None:
@@ -137,11 +188,3 @@ class _Butterflies:
             torch.add(a, b, out=total)
             torch.sub(a, b, out=difference)
         return self.output
-
-    def input_for(self, part: Tensor) -> Tensor:
-        """Return the memory of the input in the shape of `part`, (rows of vectors, blocks, block)."""
-        return self.input.view(-1, part.shape[-1])[: part.shape[0] * part.shape[1]].view(part.shape)
-
-    def output_for(self, part: Tensor) -> Tensor:
-        """Return the memory of the output in the shape of `part`."""
-        return self.output.view(-1, part.shape[-1])[: part.shape[0] * part.shape[1]].view(part.shape)
