@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -44,14 +45,25 @@ def record_link(v: Link | None) -> Any:
     """Return the link as JSON to read."""
     if isinstance(v, Mapping):
         return {name: record_link(one) for name, one in v.items()}
-    return [repr(one) for one in v] if isinstance(v, Sequence) else None if v is None else repr(v)
+    return [short(one) for one in v] if isinstance(v, Sequence) else None if v is None else short(v)
+
+
+def short(codec: Any) -> str:
+    """Return the codec as users write it, without fields that have their default."""
+    if isinstance(codec, tuple | list):
+        return f"[{', '.join(map(short, codec))}]"
+    if not is_dataclass(codec):
+        return repr(codec)
+    values = [(f.name, getattr(codec, f.name), f.default) for f in fields(codec)]
+    given = ", ".join(f"{name}={short(value)}" for name, value, default in values if value != default)
+    return f"{type(codec).__name__}({given})"
 
 
 def describe_link(v: Link | None) -> str:
     """Return the link as the user wrote it, for errors."""
     if isinstance(v, Mapping):
         return "{" + ", ".join(f"{name!r}: {describe_link(one)}" for name, one in v.items()) + "}"
-    return f"[{', '.join(map(repr, v))}]" if isinstance(v, Sequence) else repr(v)
+    return short(v)
 
 
 class CodedVector(NamedTuple):
@@ -146,8 +158,8 @@ def _check_feedback(algorithm: Algorithm, direction: Direction, name: str, codec
     owner = type(algorithm).__name__
     if direction == "downlink":
         raise ValueError(
-            f"Cannot use downlink={codec!r} because clients are sent the difference to what they hold, which contains "
-            f"what earlier messages lost; use the codec without ErrorFeedback"
+            f"Cannot use downlink={short(codec)} because clients are sent the difference to what they hold, which "
+            "contains what earlier messages lost; use the codec without ErrorFeedback"
         )
     if explicit and name in map(_name, algorithm.prepare_up) and name not in map(_name, algorithm.up):
         raise ValueError(

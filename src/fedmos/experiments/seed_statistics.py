@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,13 @@ class MethodResult:
         """Return the last value of a metric, by seed; None where it was never measured."""
         return {seed: last_value(history, metric) for seed, history in self.runs.items()}
 
+    @property
+    def codecs(self) -> str:
+        """The codecs of its messages in words; "" if it has none."""
+        info = next(iter(self.infos.values()), {})
+        links = {"up": info.get("uplink"), "down": info.get("downlink")}
+        return ", ".join(f"{direction} {_codec(link)}" for direction, link in links.items() if link is not None)
+
     def worst_clients(self) -> dict[int, float]:
         """Return the mean accuracy of the worst 10 % of clients under the final model, by seed where it is known."""
         known = {seed: info.get("client_accuracy", {}) for seed, info in self.infos.items()}
@@ -186,3 +194,11 @@ def spread(values: Sequence[float | None], digits: int = 0) -> str:
     if len(known) > 1:
         text += f" ± {deviation(known):.{digits}f}"
     return text if len(known) == len(values) else f"{text} ({len(known)} of {len(values)} reached it)"
+
+
+def _codec(link: Any) -> str:
+    """Return the recorded option `uplink` or `downlink` in few words: codecs without the names of their fields."""
+    if isinstance(link, Mapping):
+        return ", ".join(f"{name} {_codec(one)}" for name, one in link.items())
+    words = f"[{', '.join(link)}]" if isinstance(link, list) else str(link)
+    return re.sub(r"\b[A-Za-z_]\w*=", "", words)

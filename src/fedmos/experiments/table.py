@@ -56,6 +56,8 @@ class ComparisonTable:
         columns = [TableColumn("method", lambda result: result.label)]
         if any(result.lr is not None for result in self.results):
             columns.append(TableColumn("step size", _step_size, value=lambda result: result.lr))
+        if self.coded:
+            columns.append(TableColumn("codec", lambda result: result.codecs or "none"))
         if self.target is not None:
             columns += self._to_target()
         best: Literal["lowest", "highest"] = "lowest" if is_loss(self.metric) else "highest"
@@ -74,6 +76,11 @@ class ComparisonTable:
                 for name in self._counted
             ]
         return [column for column in columns if not (brief and column.detail)]
+
+    @property
+    def coded(self) -> bool:
+        """Whether messages of a method are coded."""
+        return any(result.codecs for result in self.results)
 
     def cells(self, *, brief: bool = False) -> list[list[str]]:
         """Return the formatted cells, row by row."""
@@ -172,6 +179,7 @@ class ComparisonTable:
         return {
             "method": result.label,
             "step_size": result.lr,
+            **({"codec": result.codecs} if self.coded else {}),
             "tuned": None if result.tuned is None else _tuning(result.tuned),
             "against": self.reference(result),
             "seeds": list(result.runs),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from ..core.metric_names import is_loss
 from ..evaluation.diagnostics import MEASURES
 from . import sections
 from .answer import answer
@@ -15,6 +16,7 @@ from .payload import COLOURS as COLOURS
 from .payload import all_curves, payload
 from .split import split_figure
 from .study import ReportStudy
+from .tradeoff import tradeoff
 
 
 def html(study: ReportStudy) -> str:
@@ -23,12 +25,15 @@ def html(study: ReportStudy) -> str:
     accuracies = [client_accuracy(result) for result in study.results]
     participations = [participation(result) for result in study.results]
     split = split_figure(study) if study.progress is None else "It is shown when the comparison is complete."
-    data = payload(study, curves, axes, split, accuracies, participations)
+    metric = study.table.metric
+    traded = tradeoff(curves[metric], is_loss(metric)) if study.table.coded and metric in curves else None
+    data = payload(study, curves, axes, split, accuracies, participations, traded)
     methods = [result.label for result in study.results]
     (first, lines), *others = ((metric, lines) for metric, lines in curves.items() if metric not in MEASURES)
     rest = [
         "<h2>What each method needs</h2>",
         sections.outcome(study),
+        *sections.tradeoff_figure(study, traded),
         *(["<h2>Other metrics</h2>"] if others else []),
         *(sections.metric_figure(metric, lines) for metric, lines in others),
         *sections.diagnostics({measure: lines for measure, lines in curves.items() if measure in MEASURES}),

@@ -16,6 +16,7 @@ from .curves import Curve, curve
 from .participation import Participation
 from .split import SplitFigure
 from .study import ReportStudy
+from .tradeoff import Tradeoff
 
 COLOURS = ("#1e91e6", "#af4b1e", "#4ba087", "#be7d00", "#644bf0", "#a582be", "#556e7d", "#cd4150")
 """Each has a contrast of at least 3 to a white and to a dark page; all differ with red-green colour blindness too."""
@@ -58,6 +59,7 @@ def payload(
     split: SplitFigure | str,
     accuracies: Sequence[ClientAccuracy | None],
     participations: Sequence[Participation | None],
+    traded: Tradeoff | None = None,
 ) -> dict[str, Any]:
     """Return everything that the scripts of the page draw."""
     groups = tuning_groups(study)
@@ -74,6 +76,7 @@ def payload(
             None if a is None else {"shares": a.shares, "accuracies": _rounded(a.accuracies)} for a in accuracies
         ],
         "chosen": [None if p is None else {"ranks": p.ranks, "shares": _rounded(p.shares)} for p in participations],
+        "traded": None if traded is None else _traded(traded, study.table),
         "live": None if study.progress is None else {"every": study.progress.every},
     }
 
@@ -107,6 +110,22 @@ def _metric(study: ReportStudy, metric: str, lines: list[Curve]) -> dict[str, An
         "lower": is_loss(metric),
         "target": study.table.target if metric == study.table.metric else None,
         "curves": [_drawn(line) for line in lines],
+    }
+
+
+def _traded(traded: Tradeoff, table: ComparisonTable) -> dict[str, Any]:
+    return {
+        "title": title(table.metric),
+        "target": table.target,
+        "methods": [
+            None if best is None else {"megabytes": _rounded(best.megabytes), "values": _rounded(best.values)}
+            for best in traded.methods
+        ],
+        "front": {
+            "megabytes": _rounded([point.megabytes for point in traded.front]),
+            "values": _rounded([point.value for point in traded.front]),
+            "methods": [point.method for point in traded.front],
+        },
     }
 
 

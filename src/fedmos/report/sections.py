@@ -14,6 +14,7 @@ from .participation import Participation
 from .payload import metrics_of, title
 from .split import SplitFigure
 from .study import ReportStudy
+from .tradeoff import Tradeoff
 
 _NUMBERS = 10
 """Rounds in the table below a figure."""
@@ -85,6 +86,24 @@ def client_accuracy_figure(methods: list[str], accuracies: list[ClientAccuracy |
     headings = ["method", "worst 10 % of clients", "median client", "mean over clients"]
     numbers = html_table("Accuracy on clients' own data; every client counts the same", headings, cells, sortable=True)
     return ["<h2>Across clients</h2>", html_figure("served", caption, caption, low=True) + numbers]
+
+
+def tradeoff_figure(study: ReportStudy, traded: Tradeoff | None) -> list[str]:
+    """Return the figure of the metric over megabytes with the Pareto front, if messages are coded."""
+    if traded is None or not traded.front:
+        return []
+    name = title(study.table.metric)
+    caption = (
+        f"The best {name} so far, mean over seeds, by the megabytes sent in both directions. The grey line is the "
+        "Pareto front: no method reaches its values with fewer megabytes."
+    )
+    found = [(study.results[a.method], a, b) for a, b in traded.stretches()]
+    cells = [[one.label, one.codecs or "none", f"{a.megabytes:.3g}", f"{b.value:.4g}"] for one, a, b in found]
+    headings = ["method", "codec", "best from MB", f"up to a {name} of"]
+    numbers = html_table("The methods of the Pareto front, from few megabytes to many", headings, cells, kind="words")
+    heading = f"<h2>{escape(name[0].upper() + name[1:])} over megabytes</h2>"
+    folded = f"<details><summary>The methods of the Pareto front</summary>{numbers}</details>"
+    return [heading, html_figure("traded", caption, caption) + folded]
 
 
 def tuning(study: ReportStudy) -> list[str]:

@@ -1,7 +1,7 @@
 "use strict";
-// The figures that are not curves over rounds: the split, participation, accuracy across clients.
+// The figures that are not curves over rounds: the split, participation, accuracy across clients, megabytes.
 const Figures = (() => {
-  const { data, narrow, plain, shown, tint, colour, dash, width, layout } = Theme;
+  const { data, css, narrow, plain, shown, tint, colour, dash, width, layout } = Theme;
 
   function split() {
     const { clients, classes, points, largest } = data.split;
@@ -52,5 +52,20 @@ const Figures = (() => {
     return [traces, figure];
   }
 
-  return { split, chosen, served };
+  function traded(state) {
+    const { title, target, methods, front } = data.traded;
+    const words = (megabytes, v) => `${shown(megabytes)} MB: ${title} ${shown(v)}`;
+    const traces = lines(methods, state, (c) => c.megabytes, (c) => c.values, words, { shape: "hv" });
+    const best = { x: front.megabytes, y: front.values, type: "scatter", mode: "lines", name: "Pareto front", hoverinfo: "text",
+      line: { color: css("--faint"), width: 7, shape: "hv" }, opacity: 0.35,
+      text: front.methods.map((i, k) => `<b>Pareto front: ${plain(data.methods[i])}</b><br>${words(front.megabytes[k], front.values[k])}`) };
+    const figure = layout("megabytes sent, both ways", title);
+    figure.xaxis.type = "log";
+    if (target !== null) {
+      figure.shapes = [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: target, y1: target, line: { color: css("--faint"), width: 1, dash: "dash" } }];
+    }
+    return [[best, ...traces], figure];
+  }
+
+  return { split, chosen, served, traded };
 })();

@@ -105,6 +105,7 @@
     const others = [];
     if (data.split !== null) others.push(["plot-split", ...Figures.split()]);
     if (data.served.some((s) => s !== null)) others.push(["plot-served", ...Figures.served(state)]);
+    if (document.getElementById("plot-traded")) others.push(["plot-traded", ...Figures.traded(state)]);
     if (document.getElementById("plot-chosen")) others.push(["plot-chosen", ...Figures.chosen(state)]);
     for (const metric of data.metrics) if (own === latest) await drawMetric(metric);
     for (const figure of others) if (own === latest) await Plotly.react(...figure, config);
