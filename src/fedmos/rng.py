@@ -152,9 +152,9 @@ def words(key: Tensor, count: int) -> Tensor:
         count: How many numbers per key.
     """
     steps = signed(_GAMMA) * torch.arange(1, count + 1, device=key.device)
-    if key.device.type != "cpu" or key.numel() * count <= _PART:
-        return _mix_(key.unsqueeze(-1) + steps)
-    found = torch.empty((*key.shape, count), dtype=torch.int64)
+    found = torch.empty((*key.shape, count), dtype=torch.int64, device=key.device)
+    if key.device.type != "cpu" or found.numel() <= _PART:
+        return _mix_(torch.add(key.unsqueeze(-1), steps, out=found))
     columns = min(count, _PART)  # parts that fit into the cache
     height = _PART // columns
     for some, rows in zip(key.reshape(-1, 1).split(height), found.view(-1, count).split(height), strict=True):

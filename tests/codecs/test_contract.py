@@ -1,5 +1,6 @@
 """Every codec: bytes as declared, a cohort as row by row, every form of key, inputs unchanged."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,8 +39,37 @@ def test_cohort_is_encoded_row_by_row(codec, dtype):
 def test_every_form_of_key(codec):
     v, key = normal(4, 100), 123456789
     one = [codec.encode(row, key) for row in v]
-    for form in (key, torch.tensor(key), torch.tensor([key]), torch.full((4,), key), torch.full((4, 1), key)):
+    for form in (
+        key,
+        np.int64(key),
+        torch.tensor(key),
+        torch.tensor([key]),
+        torch.full((4,), key),
+        torch.full((4, 1), key),
+    ):
         fields = codec.encode(v, form)
         for i in range(4):
             assert same(one[i], {name: field[i] for name, field in fields.items()})
         assert torch.equal(codec.decode(fields, 100, form), decoded(codec, v, key))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_memory_layouts(codec):
+    """Vectors may be views of any kind; fields can be sent as they are."""
+    keys = torch.arange(4)[:, None]
+    for v in (normal(300, 4).T, normal(4, 600)[:, ::2], normal(1, 300).expand(4, -1), normal(4, 301)[:, 1:]):
+        fields = codec.encode(v, keys)
+        assert same(fields, codec.encode(v.contiguous(), keys))
+        assert all(field.is_contiguous() for field in fields.values())
+        transposed = {name: field.T.contiguous().T for name, field in fields.items()}
+        assert torch.equal(codec.decode(transposed, 300, keys), codec.decode(fields, 300, keys))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_no_rows(codec):
+    keys = torch.zeros(0, 1, dtype=torch.int64)
+    fields = codec.encode(torch.zeros(0, 300), keys)
+    assert {name: field.shape for name, field in fields.items()} == {
+        name: (0, length) for name, (_, length) in codec.declare(300).items()
+    }
+    assert codec.decode(fields, 300, keys).shape == (0, 300)

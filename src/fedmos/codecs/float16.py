@@ -30,7 +30,7 @@ class Float16(Codec):
         return {"values": (torch.float16, size)}
 
     def encode(self, v: Tensor, key: Tensor | int) -> Fields:
-        return {"values": v.to(torch.float16)}
+        return {"values": v.to(torch.float16).contiguous()}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
         return fields["values"].to(torch.float32)

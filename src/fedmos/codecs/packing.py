@@ -24,14 +24,14 @@ def pack(codes: Tensor, width: int) -> Tensor:
         codes = _padded(codes, length * 8 // width)
         while width < 8:
             codes, width = torch.add(codes[..., 0::2], codes[..., 1::2], alpha=1 << width), 2 * width
-        return codes
+        return codes.contiguous()
     z = _padded(codes, -(-codes.shape[-1] // 8) * 8).contiguous().view(torch.int64)
     for lane in (8, 16, 32):
         gap, low, high = _lanes(lane, width)
         z = (z & low) | ((z >> gap) & high)
     # The bytes of each group of eight entries, without those that are empty now.
     groups = z.view(torch.uint8).unflatten(-1, (-1, 8))[..., :width]
-    packed: Tensor = groups.reshape(*codes.shape[:-1], -1)[..., :length].contiguous()
+    packed: Tensor = groups.flatten(-2)[..., :length].contiguous()
     return packed
 
 
@@ -48,7 +48,7 @@ def unpack(packed: Tensor, width: int, count: int) -> Tensor:
     for lane in (32, 16, 8):
         gap, low, high = _lanes(lane, width)
         z = (z & low) | ((z & high) << gap)
-    return z.view(torch.uint8).reshape(*packed.shape[:-1], -1)[..., :count]
+    return z.view(torch.uint8).flatten(-2)[..., :count]
 
 
 def _lanes(lane: int, width: int) -> tuple[int, int, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -23,8 +25,8 @@ def column(key: Tensor | int, rows: torch.Size, device: torch.device) -> Tensor:
     Raises:
         ValueError: If there is neither one key nor a key per row.
     """
-    if isinstance(key, int):
-        return torch.full((1,) * (len(rows) + 1), rng.signed(key), device=device)
+    if isinstance(key, Integral):
+        return torch.full((1,) * (len(rows) + 1), rng.signed(int(key)), device=device)
     count = rows.numel()
     if not isinstance(key, Tensor) or key.dtype != torch.int64 or key.numel() not in (1, count):
         keys = "one key" if count == 1 else f"one key or {count}"
