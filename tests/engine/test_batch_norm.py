@@ -6,6 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedmos as fm
+from fedmos.evaluation.metrics import Evaluator
+from fedmos.run.build import prepare_task
+from fedmos.run.spec import RunSpec
 from helpers.batch_norm import HandWritten, arguments, buffers, conv_net, federation, flat, mlp, resnet
 from helpers.compiling import scalar_code
 
@@ -192,3 +195,13 @@ def test_bf16_and_float32(quick):
     for precision in (None, "bf16"):
         runs = [quick(model=model, batchnorm="local", engine=e, precision=precision) for e in ("loop", "batched")]
         assert torch.allclose(runs[0].params, runs[1].params, atol=1e-5 if precision is None else 3e-2)
+
+
+def test_models_are_evaluated_with_their_own_statistics_side_by_side():
+    """As on a GPU, where models of merged runs are evaluated together."""
+    task = prepare_task(RunSpec(**arguments(model=resnet())), None)
+    x, statistics = task.model.initial(), task.model.statistics.initial()
+    models = torch.stack([torch.cat([x + 0.01 * i, statistics + 0.1 * i]) for i in range(3)])
+    alone = torch.stack([Evaluator([task])(model[None])[0] for model in models])
+    assert torch.allclose(Evaluator([task] * 3, vectorised=True)(models), alone, rtol=0, atol=1e-12)
+    assert not torch.allclose(alone[0], alone[1])

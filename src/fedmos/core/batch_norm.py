@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.batch_norm import normalise
 from .module_kind import UnsuitableModel
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -206,23 +207,16 @@ class ClientBatchNorm(BatchNorm):
 
     def _of_samples(self, x: Tensor, share: Tensor) -> Tensor:
         """Normalise with the moments of the samples that have a share in them."""
-        given, axes, shape = x.dtype, [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
-        x, share = x.to(share.dtype), _row_shares(share, len(x))
-        positions = x[0, 0].numel()
-        weights = (share / positions).view(-1, *[1] * (x.ndim - 1))
-        mean = (x * weights).sum(axes, keepdim=True)
-        centred = x - mean
-        var = (centred.square() * weights).sum(axes, keepdim=True)
-        scale = torch.rsqrt(var + self.eps)
-        if self.weight is not None:
-            scale = scale * self.weight.view(shape)
-        out = centred * scale
-        if self.bias is not None:
-            out = out + self.bias.view(shape)
+        given, shape = x.dtype, x.shape
+        x = (x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)).to(share.dtype)
+        share = _row_shares(share, len(x))
+        scale = x.new_ones(shape[1]) if self.weight is None else self.weight
+        shift = x.new_zeros(shape[1]) if self.bias is None else self.bias
+        out, mean, var = normalise(x, share, scale, shift, self.eps)
         if self._notes:
-            n = positions / share[0]  # the first sample always counts, as 1/size
-            self._note(mean.flatten(), var.flatten() * (n / (n - 1)))
-        return out.to(given)
+            n = x.shape[2] / share[0]  # the first sample always counts, as 1/size
+            self._note(mean, var * (n / (n - 1)))
+        return out.view(shape).to(given)
 
     @property
     def _notes(self) -> bool:
