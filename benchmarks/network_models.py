@@ -53,6 +53,37 @@ class UNet(nn.Module):
         return self.score(x).mean((2, 3))  # type: ignore[no-any-return]
 
 
+class ResidualBlock(nn.Module):
+    """Two 3 × 3 convolutions with BatchNorm beside a shortcut."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv2, self.norm2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        same = before == after and stride == 1
+        self.short = (
+            nn.Identity()
+            if same
+            else nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        return (y + self.short(x)).relu()  # type: ignore[no-any-return]
+
+
+def resnet(width: int, layers: int, classes: int) -> nn.Module:
+    """A residual network with BatchNorm: three stages of `layers` blocks, as ResNet-20 with three."""
+    sizes = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
+    blocks = [
+        ResidualBlock(after if k else before, after, 1 if k else stride)
+        for before, after, stride in sizes
+        for k in range(layers)
+    ]
+    stem = nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
+
+
 class ConvNextBlock(nn.Module):
     """A depthwise 7 × 7 convolution and an MLP of channels."""
 

@@ -22,13 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from network_models import Recurrent, UNet, audio, convnext, table_mlp
+from network_models import Recurrent, UNet, audio, convnext, resnet, table_mlp
 from torch import Tensor, nn
 
 import fedmos as fm
+from fedmos.core.batch_norm import BatchNormMode
 from fedmos.engine.malloc import keep_memory
+from fedmos.run.batchnorm import apply_batchnorm
 
 STEPS, ROUNDS = 5, 120
+BATCHNORM: tuple[BatchNormMode, ...] = ("group", "local", "local-affine", "frozen")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Network:
     """(size, number of samples, generator) → inputs."""
     large: Size
     small: Size
+    batchnorm: BatchNormMode | None = None
+    """What becomes of BatchNorm layers."""
 
     def federation(self, size: Size) -> fm.FederatedData:
         rng, n = np.random.default_rng(0), 2 * size.batch
@@ -157,6 +162,12 @@ NETWORKS = {
     "convnext": Network(
         lambda s: convnext(s.width, s.layers, s.classes), images, Size(96, 6, 32, 32), Size(16, 2, 8, 4)
     ),
+    **{
+        f"resnet, {mode}": Network(
+            lambda s: resnet(s.width, s.layers, s.classes), images, Size(16, 3, 32, 32), Size(8, 1, 8, 4), mode
+        )
+        for mode in BATCHNORM
+    },
     "audio": Network(lambda s: audio(s.width, s.layers, s.classes), waves, Size(64, 4, 8000, 16), Size(8, 2, 400, 4)),
     "table-mlp": Network(mlp, rows, Size(256, 3, 50, 32, clients=100), Size(32, 3, 20, 4)),
     "wide-mlp": Network(mlp, rows, Size(5200, 3, 784, 32), Size(64, 3, 50, 4)),
@@ -186,6 +197,7 @@ def ours(network: Network, size: Size, engine: str, device: str, rounds: int) ->
         fm.FedAvg(lr=0.01),
         fm.Full(),
         engine=engine,
+        batchnorm=network.batchnorm,
         callbacks=[mark],
         **how,  # type: ignore[arg-type]
     )
@@ -196,7 +208,7 @@ def ours(network: Network, size: Size, engine: str, device: str, rounds: int) ->
 def central(network: Network, size: Size, device: str, rounds: int) -> float:
     """Return the median time of the steps of a centralised model on the cohort's samples."""
     torch.manual_seed(0)
-    model = network.model(size).to(device)
+    model = apply_batchnorm(network.model(size), network.batchnorm).to(device)
     parameters = list(model.parameters())
     pairs = network.federation(size)
     n = size.clients * size.batch

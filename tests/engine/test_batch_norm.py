@@ -27,9 +27,13 @@ def assert_same(one: fm.Result, other: fm.Result, tolerance: float = 1e-10) -> N
             assert torch.allclose(one.client_state(i)[name], v, **close), (i, name)
 
 
+def cumulative() -> nn.Module:
+    return mlp(momentum=None)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-@pytest.mark.parametrize("network", [conv_net, resnet, mlp])
+@pytest.mark.parametrize("network", [conv_net, resnet, cumulative])
 def test_as_written_by_hand(network, engine, mode):
     """Weights of the server, statistics of every client and their average; a client begins with the model's own."""
     how = {"local_epochs": None, "local_steps": 3, "batch_size": None, "engine": engine, "batchnorm": mode}

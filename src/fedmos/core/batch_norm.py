@@ -65,6 +65,8 @@ class RunningStatistics:
         self._module, self.size = module, 0
         self._places: list[_Place] = []
         self._replaced: list[ClientBatchNorm] = []
+        self._noting: list[ClientBatchNorm] = []
+        self._update: _BatchUpdate | None = None
         for name, layer in batch_norms(module).items():
             if layer.running_mean is not None:
                 self._places.append(_Place(name, self.size, layer.num_features))
@@ -90,6 +92,11 @@ class RunningStatistics:
             layer.__class__ = _client_class(type(layer))  # type: ignore[arg-type]  # a class is hashable
             assert isinstance(layer, ClientBatchNorm)
             self._replaced.append(layer)
+        self._noting = [
+            layer for layer in self._replaced if layer.running_mean is not None and layer.track_running_stats
+        ]
+        if self._noting:
+            self._update = _BatchUpdate([(self._layer(place), place) for place in self._places], self.initial())
         return bool(self._replaced)
 
     def initial(self) -> Tensor:
@@ -146,23 +153,62 @@ class RunningStatistics:
         Args:
             statistics: Those before it, as given to the forward pass.
         """
-        parts = []
+        if not self._places:
+            return statistics
+        if self._update is None or any(len(layer._noted or ()) != 1 for layer in self._noting):
+            return torch.cat([self._updated_layer(place, statistics) for place in self._places])
+        # Every layer was called once, as is usual: all of them in a few operations on the whole vector.
+        parts: list[Tensor] = []
         for place in self._places:
-            start, channels = place.start, place.channels
-            mean, var, count = statistics[start : start + 2 * channels + 1].split([channels, channels, 1])
-            layer = self._layer(place)
-            for batch in (layer._noted or ()) if isinstance(layer, ClientBatchNorm) else ():
-                count = count + 1
-                factor = 1 / count if layer.momentum is None else layer.momentum
-                mean = (1 - factor) * mean + factor * batch.mean.to(mean.dtype)
-                var = (1 - factor) * var + factor * batch.var.to(var.dtype)
-            parts += [mean, var, count]
-        return torch.cat(parts) if parts else statistics
+            layer, end = self._layer(place), place.start + 2 * place.channels
+            if isinstance(layer, ClientBatchNorm) and layer._noted:
+                parts += [layer._noted[0].mean, layer._noted[0].var, statistics[end : end + 1]]
+            else:
+                parts.append(statistics[place.start : end + 1])
+        return self._update(statistics, torch.cat(parts))
+
+    def _updated_layer(self, place: _Place, statistics: Tensor) -> Tensor:
+        """Return the statistics of one layer after any number of batches."""
+        start, channels = place.start, place.channels
+        mean, var, count = statistics[start : start + 2 * channels + 1].split([channels, channels, 1])
+        layer = self._layer(place)
+        for batch in (layer._noted or ()) if isinstance(layer, ClientBatchNorm) else ():
+            count = count + 1
+            factor = 1 / count if layer.momentum is None else layer.momentum
+            mean = (1 - factor) * mean + factor * batch.mean
+            var = (1 - factor) * var + factor * batch.var
+        return torch.cat([mean, var, count])
 
     def _layer(self, place: _Place) -> BatchNorm:
         layer = self._module.get_submodule(place.name)
         assert isinstance(layer, BatchNorm)
         return layer
+
+
+class _BatchUpdate:
+    """The update of the statistics of all layers by the moments of one batch, as operations on the whole vector."""
+
+    def __init__(self, layers: list[tuple[BatchNorm, _Place]], like: Tensor) -> None:
+        factor, count = torch.zeros((2, len(like)), dtype=torch.float64)
+        number, cumulative = torch.zeros(len(like), dtype=torch.int64), torch.zeros(len(like), dtype=torch.bool)
+        for layer, (_, start, channels) in layers:
+            end = start + 2 * channels
+            if not isinstance(layer, ClientBatchNorm) or not layer.track_running_stats:
+                continue
+            factor[start:end] = 0.0 if layer.momentum is None else layer.momentum
+            cumulative[start:end] = layer.momentum is None
+            count[end], number[start:end] = 1, end
+        self._factor, self._count = factor.to(like), count.to(like)
+        self._cumulative = cumulative.to(like.device) if bool(cumulative.any()) else None
+        self._number = number.to(like.device)
+        """Where the number of batches of each entry's layer is."""
+
+    def __call__(self, statistics: Tensor, batch: Tensor) -> Tensor:
+        """Return the new statistics; entries of layers without a batch are equal in both vectors and stay."""
+        counted, factor = statistics + self._count, self._factor
+        if self._cumulative is not None:
+            factor = torch.where(self._cumulative, 1 / counted[self._number], factor)
+        return torch.lerp(counted, batch + self._count, factor)
 
 
 def _buffers(layer: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
