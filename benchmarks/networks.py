@@ -26,7 +26,7 @@ from network_models import Recurrent, UNet, audio, convnext, resnet, table_mlp
 from torch import Tensor, nn
 
 import fedmos as fm
-from fedmos.core.batch_norm import BatchNormMode
+from fedmos.core.statistics_layout import BatchNormMode
 from fedmos.engine.malloc import keep_memory
 from fedmos.run.batchnorm import apply_batchnorm
 

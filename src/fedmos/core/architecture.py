@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .batch_norm import RunningStatistics
+from .statistics_layout import StatisticsLayout
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _NOT_ARCHITECTURE = {"training", *vars(nn.Module()), "name_or_path", "_is_hf_initialized"}
@@ -38,7 +38,7 @@ def constants_hash(module: nn.Module, dtype: torch.dtype, statistics: bool = Tru
 
     Without `statistics`, the running statistics of BatchNorm layers do not count.
     """
-    digest, running = hashlib.sha256(), RunningStatistics(module)
+    digest, running = hashlib.sha256(), StatisticsLayout(module)
     trained = set() if statistics else set(running.buffers(running.initial()))
     for name, value in ((name, value) for name, value in _constants(module) if name not in trained):
         value = value.detach().cpu().resolve_conj().resolve_neg()

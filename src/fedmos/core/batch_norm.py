@@ -2,8 +2,7 @@
 
 In training, `nn.BatchNorm` changes its buffers. In the copy of the model that a run trains, each such layer is replaced
 with one that takes its running statistics as an argument and returns the new ones, so that clients that train side by
-side have their own. The statistics of all layers are one vector: running mean, running variance and the number of
-batches, layer by layer.
+side have their own.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,58 +18,18 @@ from torch import Tensor, nn
 
 from ..kernels.batch_norm import normalise
 from .module_kind import UnsuitableModel
-
-BatchNorm = nn.modules.batchnorm._BatchNorm
-"""The base class of BatchNorm1d, 2d, 3d and SyncBatchNorm."""
-
-BatchNormMode = Literal["group", "local", "local-affine", "frozen"]
-"""The values of the option `batchnorm`."""
-
-CLIENT_MODES: tuple[BatchNormMode, ...] = ("local", "local-affine")
-"""The values with which clients keep running statistics."""
-
-STATISTICS, AFFINE = "batchnorm.statistics", "batchnorm.affine"
-"""The names of the client and server state: running statistics; scales and shifts."""
+from .statistics_layout import BatchNorm, LayerPlace, StatisticsLayout, batch_norms
 
 
-def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
-    """Return the BatchNorm layers of a module by name."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, BatchNorm)}
-
-
-def affine_slices(module: nn.Module) -> list[slice]:
-    """Return where the scales and shifts of BatchNorm layers are in the vector of trainable parameters."""
-    held = {id(p) for layer in batch_norms(module).values() for p in layer.parameters(recurse=False)}
-    found, start = [], 0
-    for p in module.parameters():
-        if p.requires_grad:
-            if id(p) in held:
-                found.append(slice(start, start + p.numel()))
-            start += p.numel()
-    return found
-
-
-class _Place(NamedTuple):
-    """The place of a layer's running mean in the vector; the variance and the number of batches follow it."""
-
-    name: str
-    start: int
-    channels: int
-
-
-class RunningStatistics:
-    """The running statistics of all BatchNorm layers of a module as one vector of `size` numbers."""
+class RunningStatistics(StatisticsLayout):
+    """The running statistics of a module, which clients that train side by side can have of their own."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self.size = module, 0
-        self._places: list[_Place] = []
+        super().__init__(module)
         self._replaced: list[ClientBatchNorm] = []
         self._noting: list[ClientBatchNorm] = []
+        """The replaced layers whose statistics are updated."""
         self._update: _BatchUpdate | None = None
-        for name, layer in batch_norms(module).items():
-            if layer.running_mean is not None:
-                self._places.append(_Place(name, self.size, layer.num_features))
-                self.size += 2 * layer.num_features + 1
 
     def replace_layers(self) -> bool:
         """Replace the layers that normalise with the statistics of a batch, in the mode in which they are trained.
@@ -98,32 +57,6 @@ class RunningStatistics:
         if self._noting:
             self._update = _BatchUpdate([(self._layer(place), place) for place in self._places], self.initial())
         return bool(self._replaced)
-
-    def initial(self) -> Tensor:
-        """Return the statistics that the module has."""
-        parts: list[Tensor] = []
-        for place in self._places:
-            mean, var, count = _buffers(self._layer(place))
-            parts += [mean, var, count.to(mean).reshape(1)]
-        return torch.cat(parts) if parts else next(self._module.parameters()).detach().new_zeros(0)
-
-    def buffers(self, statistics: Tensor) -> dict[str, Tensor]:
-        """Return the vector as buffers by name; the number of batches is a floating-point number."""
-        found = {}
-        for name, start, channels in self._places:
-            prefix, end = f"{name}." if name else "", start + channels
-            found[f"{prefix}running_mean"] = statistics[start:end]
-            found[f"{prefix}running_var"] = statistics[end : end + channels]
-            found[f"{prefix}num_batches_tracked"] = statistics[end + channels]
-        return found
-
-    def load(self, statistics: Tensor) -> None:
-        """Write the vector into the buffers of the module. The number of batches is rounded."""
-        given = self.buffers(statistics)
-        for name, buffer in self._module.named_buffers():
-            if name in given:
-                value = given[name]
-                buffer.copy_(value if buffer.is_floating_point() else value.round())
 
     @contextmanager
     def observed(self, share: Tensor | None) -> Iterator[None]:
@@ -167,7 +100,7 @@ class RunningStatistics:
                 parts.append(statistics[place.start : end + 1])
         return self._update(statistics, torch.cat(parts))
 
-    def _updated_layer(self, place: _Place, statistics: Tensor) -> Tensor:
+    def _updated_layer(self, place: LayerPlace, statistics: Tensor) -> Tensor:
         """Return the statistics of one layer after any number of batches."""
         start, channels = place.start, place.channels
         mean, var, count = statistics[start : start + 2 * channels + 1].split([channels, channels, 1])
@@ -179,16 +112,11 @@ class RunningStatistics:
             var = (1 - factor) * var + factor * batch.var
         return torch.cat([mean, var, count])
 
-    def _layer(self, place: _Place) -> BatchNorm:
-        layer = self._module.get_submodule(place.name)
-        assert isinstance(layer, BatchNorm)
-        return layer
-
 
 class _BatchUpdate:
     """The update of the statistics of all layers by the moments of one batch, as operations on the whole vector."""
 
-    def __init__(self, layers: list[tuple[BatchNorm, _Place]], like: Tensor) -> None:
+    def __init__(self, layers: list[tuple[BatchNorm, LayerPlace]], like: Tensor) -> None:
         factor, count = torch.zeros((2, len(like)), dtype=torch.float64)
         number, cumulative = torch.zeros(len(like), dtype=torch.int64), torch.zeros(len(like), dtype=torch.bool)
         for layer, (_, start, channels) in layers:
@@ -209,13 +137,6 @@ class _BatchUpdate:
         if self._cumulative is not None:
             factor = torch.where(self._cumulative, 1 / counted[self._number], factor)
         return torch.lerp(counted, batch + self._count, factor)
-
-
-def _buffers(layer: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    count = layer.num_batches_tracked
-    return layer.running_mean, layer.running_var, torch.zeros(()) if count is None else count
 
 
 class _BatchMoments(NamedTuple):

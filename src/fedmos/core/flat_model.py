@@ -37,6 +37,7 @@ from .model_outputs import OutputFunction, pick_output
 from .module_copy import copied
 from .module_kind import check_batch_norm, plain_module
 from .precision import Precision
+from .statistics_layout import StatisticsLayout
 from .training_flags import TrainingFlags
 
 
@@ -378,7 +379,7 @@ def load_flat(module: nn.Module, y: Tensor) -> None:
         ValueError: If the sizes differ.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
-    size, statistics = sum(p.numel() for p in trainable), RunningStatistics(module)
+    size, statistics = sum(p.numel() for p in trainable), StatisticsLayout(module)
     if y.numel() not in (size, size + statistics.size):
         raise ValueError(f"Cannot load {y.numel()} parameters because the model has {size}; use the model of the run")
     with torch.no_grad():

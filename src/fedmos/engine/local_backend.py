@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Vectors
-from ..core.batch_norm import AFFINE, STATISTICS
+from ..core.statistics_layout import AFFINE, STATISTICS
 from ..rng import Purpose, permute
 from .aggregation import PartialUpdate, block_width, both, select, total, upload_factors
 from .backend import CohortUpdate, ModelEvaluator, NonFiniteUpdate, PhaseInput, StepObserver, UpdatePolicy

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Vectors
-from ..core.batch_norm import STATISTICS
 from ..core.flat_model import FlatModel
 from ..core.history import History
 from ..core.rounding import ceil_of
+from ..core.statistics_layout import STATISTICS
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from .backend import Backend

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..codecs.compose import HELD
-from ..core.batch_norm import AFFINE, STATISTICS
+from ..core.statistics_layout import AFFINE, STATISTICS
 from ..engine.aggregation import (
     Division,
     PartialUpdate,

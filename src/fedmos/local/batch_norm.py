@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Reduce, Vectors
-from ..core.batch_norm import AFFINE, CLIENT_MODES, STATISTICS, BatchNormMode, RunningStatistics, affine_slices
 from ..core.composition import recast, subclass
+from ..core.statistics_layout import AFFINE, CLIENT_MODES, STATISTICS, BatchNormMode, StatisticsLayout, affine_slices
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ClientBatchNormState:
     @classmethod
     def of(cls, model: nn.Module, mode: BatchNormMode) -> ClientBatchNormState:
         """Return what clients keep of this model."""
-        initial = RunningStatistics(model).initial().to(torch.float64).tolist()
+        initial = StatisticsLayout(model).initial().to(torch.float64).tolist()
         kept = affine_slices(model) if mode == "local-affine" else []
         return cls(tuple(initial), tuple(i for part in kept for i in range(part.start, part.stop)))
 

@@ -6,8 +6,8 @@ import copy
 
 from torch import nn
 
-from ..core.batch_norm import BatchNormMode, batch_norms
 from ..core.module_kind import UnsuitableModel
+from ..core.statistics_layout import BatchNormMode, batch_norms
 from ..models.norm import convert_batchnorm
 
 _NAMED = 3

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..core.architecture import architecture_hash, constants_hash
-from ..core.batch_norm import CLIENT_MODES
 from ..core.flat_model import FlatModel
 from ..core.input_layout import InputLayout
+from ..core.statistics_layout import CLIENT_MODES
 from ..data.importers.encoding import Encoding
 from ..data.normalize import Normalize
 from ..engine.task import Task

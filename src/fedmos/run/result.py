@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Vectors
-from ..core.batch_norm import STATISTICS
 from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
 from ..core.history import History, Record
 from ..core.model_outputs import OutputFunction
 from ..core.module_copy import copied
 from ..core.module_kind import plain_module
+from ..core.statistics_layout import STATISTICS
 from ..data.normalize import Normalize
 from ..engine.snapshot import BestModel
 from ..engine.state import with_statistics

@@ -13,13 +13,13 @@ from torch import nn
 from ..algorithm import Algorithm
 from ..codecs.compose import coding_of, with_codecs
 from ..codecs.links import Link, convert_link, is_link, record_link
-from ..core.batch_norm import CLIENT_MODES, BatchNormMode
 from ..core.callback import Callback
 from ..core.losses import Loss, LossFunction
 from ..core.metric_functions import Metrics, named_metrics
 from ..core.model_outputs import OutputFunction
 from ..core.module_kind import plain_module
 from ..core.precision import Precision
+from ..core.statistics_layout import CLIENT_MODES, BatchNormMode
 from ..core.validation import (
     LARGE,
     LOCAL,

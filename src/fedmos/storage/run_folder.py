@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ..core.batch_norm import STATISTICS
 from ..core.history import History
+from ..core.statistics_layout import STATISTICS
 from ..engine.client_store import SCRATCH
 from ..engine.snapshot import Snapshot
 from . import toml
