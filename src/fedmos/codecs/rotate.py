@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..core.validation import Rule, check
 from .codec import Codec, Declaration, Fields
-from .packing import unpack
 from .streams import words
 
 _CACHED, _MOST = 1 << 15, 1 << 24
@@ -64,20 +63,20 @@ class Rotate(Codec):
     def encode(self, v: Tensor, key: Tensor | int) -> Fields:
         size = v.shape[-1]
         block, main = self._parts(size)
-        signs = _signs(key, v, main + block)
+        factors = _factors(key, v, main + block, block)
         turned = v.clone(memory_format=torch.contiguous_format)
-        _transform_(turned[..., :main], signs[..., :main], block)
+        _transform_(turned[..., :main], factors[..., :main], block)
         if main < size:
-            _transform_(turned[..., -block:], signs[..., main:], block)
+            _transform_(turned[..., -block:], factors[..., main:], block)
         return {"values": turned}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
         block, main = self._parts(size)
         v = fields["values"].clone(memory_format=torch.contiguous_format)
-        signs = _signs(key, v, main + block)
+        factors = _factors(key, v, main + block, block)
         if main < size:
-            _transform_(v[..., -block:], signs[..., main:], block, inverse=True)
-        _transform_(v[..., :main], signs[..., :main], block, inverse=True)
+            _transform_(v[..., -block:], factors[..., main:], block, inverse=True)
+        _transform_(v[..., :main], factors[..., :main], block, inverse=True)
         return v
 
     def _parts(self, size: int) -> tuple[int, int]:
@@ -86,15 +85,17 @@ class Rotate(Codec):
         return block, size // block * block
 
 
-def _signs(key: Tensor | int, v: Tensor, count: int) -> Tensor:
-    """Return `count` random signs per row, in the dtype of v."""
+def _factors(key: Tensor | int, v: Tensor, count: int, block: int) -> Tensor:
+    """Return `count` random signs per row times the factor of the orthogonal transform, in the dtype of v."""
     bits = words(key, v.shape[:-1], -(-count // 64), v.device).view(torch.uint8)
-    signs = unpack(bits, 1, 8 * bits.shape[-1])[..., :count].to(v.dtype).mul_(-2).add_(1)
-    return signs.expand(*v.shape[:-1], count)
+    bits = (bits.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=v.device)).bitwise_and_(1).flatten(-2)
+    size = 1 / math.sqrt(block)
+    factors: Tensor = torch.rsub(bits[..., :count].to(v.dtype), size, alpha=2 * size)
+    return factors.expand(*v.shape[:-1], count)
 
 
-def _transform_(v: Tensor, signs: Tensor, block: int, inverse: bool = False) -> None:
-    """Apply signs and the orthogonal Walsh-Hadamard transform to every block of (…, n), in place; or the inverse.
+def _transform_(v: Tensor, factors: Tensor, block: int, inverse: bool = False) -> None:
+    """Apply factors and the Walsh-Hadamard transform to every block of (…, n), in place; or the inverse.
 
     A block is a matrix, whose columns are transformed, and then those of its transpose. The transpose is not undone,
     which permutes the coefficients: the inverse takes the same steps with a matrix of the other shape.
@@ -104,7 +105,6 @@ def _transform_(v: Tensor, signs: Tensor, block: int, inverse: bool = False) -> 
     if inverse:
         rows, columns = columns, rows
     on_gpu = v.device.type == "cuda"
-    factors = signs * (1 / math.sqrt(block))
     blocks, factors = (x.reshape(-1, x.shape[-1]).unflatten(-1, (-1, block)) for x in (v, factors))
     # Parts are independent of each other: their size changes the speed, and not the result.
     most = max(1, (_MOST if on_gpu else _CACHED) // block)
@@ -128,7 +128,7 @@ class Products:
 
     def apply_(self, part: Tensor, factor: Tensor, inverse: bool) -> None:
         """Transform blocks (rows of vectors, blocks, block) in place, with `factor` before or, inverse, after it."""
-        x = part.to(torch.float64) if inverse else part * factor.to(torch.float64)
+        x = (part if inverse else part * factor).to(torch.float64)
         x = x.unflatten(-1, (len(self._rows), len(self._columns))) @ self._columns
         x = (x.mT.contiguous() @ self._rows).flatten(-2)
         part.copy_(x.mul_(factor) if inverse else x)
