@@ -11,7 +11,7 @@ import torch
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sign, TopK
 from fedmos.codecs.links import link_key
-from helpers.coded_runs import HALF, LOSSLESS, SOME
+from helpers.coded_runs import HALF, LOSSLESS, SOME, Scaled
 from helpers.compiling import scalar_code
 from helpers.conformance import CASES, COHORTS, LOGISTIC, LR, QUADRATIC, close, train
 
@@ -268,3 +268,25 @@ def test_a_resumed_run_continues_with_its_residuals(engine, tmp_path):
 def test_an_update_that_is_not_finite_is_found(link):
     with pytest.raises(fm.DivergenceError, match="The update of client 0 in round 1 is not finite"):
         train(QUADRATIC, fm.FedAvg(lr=1e300), "batched", uplink=link, **EPOCHS)
+
+
+@dataclass(frozen=True)
+class Dithered(Scaled):
+    """Draws from PyTorch's generator."""
+
+    def encode(self, v, key):
+        return {"values": v + 1e-3 * torch.rand_like(v)}
+
+
+def test_a_codec_that_draws_globally_is_named():
+    with pytest.raises(ValueError, match="FedAvg or Dithered: 'finish' or 'encode' must not draw from PyTorch's"):
+        train(LOGISTIC, fm.FedAvg(lr=LR), "batched", uplink=Dithered(), **EPOCHS)
+
+
+def test_simulated_time_is_that_of_the_code():
+    """A client that needs no time to compute, and a second for each byte in each direction."""
+    system = fm.System(speed=1e12, down=1.0, up=1.0)
+    selection, link = fm.FixedCohorts([[0]], [[1.0]]), {"uplink": Quantize(4), "downlink": Quantize(8)}
+    result = train(LOGISTIC, fm.FedAvg(lr=LR), "batched", selection, rounds=3, system=system, **link, **EPOCHS)
+    down, up = [D * NUMBER, *[Quantize(8).nbytes(D)] * 2], Quantize(4).nbytes(D)
+    close([record.clock for record in result.history], np.cumsum([one + up for one in down]), 1e-6)

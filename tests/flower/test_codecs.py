@@ -125,6 +125,33 @@ def test_bytes_that_no_encoder_sends(deployed, caplog, fault):
     assert result.last.tolist() == [-1 if i == BAD else 0 for i in range(6)]
 
 
+def test_a_client_whose_upload_did_not_count_starts_from_its_earlier_state(deployed):
+    """Its residual, and what it holds of the model, are those of its last round that counted, on both sides."""
+    link = {"uplink": ErrorFeedback(CODEC), "downlink": Quantize(4), "algorithm": fm.FedDyn(lr=0.1)}
+    made = deployed(arguments(selection=EVERYONE, rounds=4, **link))
+    lost = {1}
+
+    def tamper(request: Message, reply: Message) -> Message:
+        fedmos = request.content["fedmos"]
+        if request.metadata.message_type == wire.TRAIN and fedmos["client"] == BAD and fedmos["round"] in lost:
+            reply.content["vectors"] = ArrayRecord({"delta": TAMPERED["too few bytes"][0]})
+        return reply
+
+    made.network.tamper = tamper
+    result = made.run()
+    data = made.given["data"]
+    p = data.importance.tolist()
+    others = [i for i in range(6) if i != BAD]
+    scale = sum(p) / sum(p[i] for i in others)
+    cohorts = [others if t in lost else list(range(6)) for t in range(4)]
+    weights = [[p[i] * (scale if t in lost else 1) for i in cohort] for t, cohort in enumerate(cohorts)]
+    expected = fm.run(**arguments(selection=fm.FixedCohorts(cohorts, weights), rounds=4, **link))
+    torch.testing.assert_close(result.params, expected.params, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.server_state["h"], expected.server_state["h"], rtol=0, atol=1e-6)
+    held = [one.client_state(BAD)["held.x"] for one in (result, expected)]
+    torch.testing.assert_close(*held, rtol=0, atol=1e-6)
+
+
 def test_new_clients_are_sent_the_model_and_others_bytes(deployed):
     made = deployed(arguments(selection=EVERYONE, rounds=2, downlink=Quantize(4)))
 

@@ -12,6 +12,7 @@ import torch
 
 from ..algorithm import Algorithm
 from ..codecs.codec import Codec
+from ..codecs.compose import coding_of
 from ..core.random_draws import drawing_function, refusal
 from ..engine.backend import complete
 from ..engine.local_backend import LocalBackend
@@ -101,9 +102,15 @@ def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
 
 
 def _owner(obj: Algorithm | Selector | LocalOptimizer | Codec, method: str) -> tuple[str, str]:
-    """Return the class and the method that the user wrote; the step with a local optimiser is the optimiser's."""
+    """Return the class and the method that the user wrote; the step with a local optimiser is the optimiser's.
+
+    Where uploads are coded, it is the algorithm or a codec.
+    """
     if isinstance(obj, Algorithm) and method == "step" and (optimizers := composed_optimizers(obj)):
         return " or ".join(type(optimizer).__name__ for optimizer in optimizers), "update"
+    if isinstance(obj, Algorithm) and method in ("prepare", "finish"):
+        codecs = dict.fromkeys(type(vector.codec).__name__ for vector in coding_of(obj).up)
+        return " or ".join([type(obj).__name__, *codecs]), f"{method}' or 'encode" if codecs else method
     return type(obj).__name__, method
 
 
