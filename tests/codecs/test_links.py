@@ -83,6 +83,20 @@ def test_mistakes_are_refused(algorithm, options, sentence):
     assert str(caught.value).startswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("tracked", "sentence"),
+    [
+        (("chnage",), "Mine: 'tracked' must name uploads (delta, change), got 'chnage'"),
+        ("change", "Mine: 'tracked' must be a tuple of names, got 'change'"),
+    ],
+)
+def test_what_is_tracked_must_be_uploaded(tracked, sentence):
+    algorithm = type("Mine", (fm.Scaffold,), {"tracked": tracked})(lr=LR)
+    with pytest.raises(ValueError) as caught:
+        train(LOGISTIC, algorithm, "loop", **EPOCHS)
+    assert str(caught.value) == sentence
+
+
 def built(**options):
     settings = config.parse(config.RunConfig, RUN | options)
     return settings.arguments(settings.algorithm, settings.selection, settings.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fedmos.codecs import ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sig
 from fedmos.codecs.chain import as_codec
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedmos.flower import wire
@@ -190,3 +191,40 @@ def test_messages_are_the_declared_bytes_and_headers(deployed, caplog):
         assert 300 < max(overhead for _, overhead in sizes) < 1200
         assert f"Messages carried {declared / 1e6:.3f} MB of vectors and numbers, and 0.0" in caplog.text
         sizes.clear()
+
+
+def test_compressed_bytes_are_fewer_and_come_to_the_same_bits(deployed):
+    """Nearest rounding to two bits is mostly zeros; the bytes of records are measured."""
+    network = torch.nn.Sequential(torch.nn.Linear(5, 300), torch.nn.Tanh(), torch.nn.Linear(300, 3))
+    codecs = {"uplink": ErrorFeedback(Quantize(2)), "downlink": Quantize(4)}
+    given = arguments(model=network, selection=EVERYONE, **codecs)
+    result, expected = deployed(given, compress=True).run(), fm.run(**given)
+    assert torch.equal(result.params, expected.params)
+    for mine, theirs in zip(result.history, expected.history, strict=True):
+        assert mine.bytes_up < 0.95 * theirs.bytes_up
+        assert mine.bytes_down == theirs.bytes_down if mine.round == 1 else mine.bytes_down < theirs.bytes_down
+
+
+def packed(data: bytes, stype: str = wire.DEFLATED, dtype: str = "uint8") -> RecordDict:
+    array = Array(dtype, (1000,), stype, data)
+    return RecordDict({"fedmos": ConfigRecord({}), "vectors": ArrayRecord({"delta": array})})
+
+
+def test_only_what_was_compressed_is_inflated():
+    """Zeros of 64 MB are refused after a thousand bytes; vectors that are not coded are never inflated."""
+    data, shapes = bytes(range(250)) * 4, {"delta": (1000,)}
+    (found,) = wire.vectors_in(packed(zlib.compress(data)), shapes, torch.float32, ["delta"]).values()
+    assert bytes(found.numpy()) == data
+    bomb = zlib.compressobj(9)
+    for content, reason in {
+        b"nonsense": "cannot be decompressed",
+        zlib.compress(data)[:-3]: "must be 1000 bytes, compressed, and nothing else",
+        zlib.compress(data) + b"more": "must be 1000 bytes, compressed, and nothing else",
+        zlib.compress(data[1:]): "must have 1000 bytes, got 999",
+        zlib.compress(data + data): "must be 1000 bytes, compressed, and nothing else",
+        b"".join(bomb.compress(bytes(2**20)) for _ in range(64)) + bomb.flush(): "must be 1000 bytes, compressed",
+    }.items():
+        with pytest.raises(wire.RefusedError, match=reason):
+            wire.vectors_in(packed(content), shapes, torch.float32, ["delta"])
+    with pytest.raises(wire.RefusedError, match=r"must be serialised as fedmos\.raw"):
+        wire.vectors_in(packed(zlib.compress(bytes(4000)), dtype="float32"), shapes, torch.float32)

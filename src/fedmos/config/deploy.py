@@ -37,6 +37,8 @@ class Deploy:
         poll: Seconds between the server's queries for replies; grows while no reply arrives.
         norm_bound: Refuse a reply that contains a vector with a larger Euclidean norm.
         train_metrics: Whether to query every client for its training metrics when the model is evaluated.
+        compress: Whether encoded vectors (the options `uplink` and `downlink`) are compressed by zlib where that makes
+            them shorter. The bytes of records, which are measured, are then fewer than those of a simulation.
 
     Raises:
         ValueError: If an option has an invalid value.
@@ -53,6 +55,7 @@ class Deploy:
     poll: float = 0.1
     norm_bound: float | None = None
     train_metrics: bool = False
+    compress: bool = False
 
     def __post_init__(self) -> None:
         check(
@@ -63,4 +66,5 @@ class Deploy:
             poll=positive.up_to(60),
             norm_bound=positive.up_to(LARGE) | none,
             train_metrics=boolean,
+            compress=boolean,
         )

@@ -178,6 +178,7 @@ class DeployConfig(Strict):
     poll: Positive = 0.1
     norm_bound: Positive | None = None
     train_metrics: Flag = False
+    compress: Flag = False
 
     def make(self) -> Deploy:
         """Construct the options of the deployment."""

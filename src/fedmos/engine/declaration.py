@@ -128,6 +128,7 @@ def check_declaration(algorithm: Algorithm) -> None:
                 raise ValueError(f"{owner}: the rule of sum '{name}' must be one of {', '.join(RULES)}, got {rule!r}")
             if rule == "each" and field == "prepare_reduce":
                 raise ValueError(f"{owner}: the rule of sum '{name}' must be a sum, since it becomes server state")
+    _check_tracked(owner, algorithm)
     known = names_of(algorithm.server_state)
     if type(algorithm).broadcast is Algorithm.broadcast and not set(known) >= set(names_of(algorithm.down)) - {"x"}:
         missing = ", ".join(sorted(set(names_of(algorithm.down)) - {"x"} - set(known)))
@@ -135,6 +136,14 @@ def check_declaration(algorithm: Algorithm) -> None:
     for name in algorithm.prepare_reduce:
         if name not in known:
             raise ValueError(f"{owner}: 'prepare_reduce' must name server state, got {name!r}")
+
+
+def _check_tracked(owner: str, algorithm: Algorithm) -> None:
+    _check_fields(owner, "tracked", algorithm.tracked)
+    up = names_of(algorithm.up)
+    for name in algorithm.tracked:
+        if name not in up:
+            raise ValueError(f"{owner}: 'tracked' must name uploads ({', '.join(up)}), got {format_value(name)}")
 
 
 def _checked_rule(owner: str, field: str, name: str, pair: Any) -> tuple[str, str]:

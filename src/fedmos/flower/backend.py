@@ -267,7 +267,8 @@ class FlowerBackend:
         """Return what gives the vectors of the message to a client."""
         rest, whole = request.msg, ({"x": request.x} if request.sends_x else {}) | request.msg
         if request.phase is not None and self._coded.down:
-            return lambda i: wire.pack(self._held.message(rest if i in has_model else whole, self._round, i))
+            compress = self._reply_policy.compress
+            return lambda i: wire.pack(self._held.message(rest if i in has_model else whole, self._round, i), compress)
         packed_rest, packed_whole = wire.pack(rest), wire.pack(whole)
         return lambda i: packed_rest if i in has_model else packed_whole
 

@@ -102,7 +102,8 @@ class ClientRuntime:
                 payload = self._send_upload(header, content)
             else:
                 payload = self._query(kind, header, content)
-        return wire.compose(reply, wire.pack(payload.vectors), wire.pack(payload.numbers))
+        vectors = wire.pack(payload.vectors, self._deployment.deploy.compress)
+        return wire.compose(reply, vectors, wire.pack(payload.numbers))
 
     def _query(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> _Payload:
         """Evaluate losses, gradients or metrics at x, without training."""

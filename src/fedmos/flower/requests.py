@@ -23,6 +23,8 @@ class ReplyPolicy(NamedTuple):
     reports: Sequence[str]
     """The reports that the selector declares."""
     train_metrics: bool
+    compress: bool = False
+    """Whether encoded vectors are compressed."""
 
 
 class Reply(NamedTuple):

@@ -132,6 +132,7 @@ def _reply_policy(deployment: Deployment, run: str) -> ReplyPolicy:
         norm_bound=deploy.norm_bound,
         reports=spec.selection.reports,
         train_metrics=deploy.train_metrics,
+        compress=deploy.compress,
     )
 
 

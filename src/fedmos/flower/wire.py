@@ -9,6 +9,7 @@ declares.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
@@ -24,6 +25,10 @@ from ..core.formatting import format_value, one_line
 PROTOCOL = 1
 RAW = "fedmos.raw"
 """The serialisation type of arrays: little-endian numbers without a header."""
+DEFLATED = "fedmos.deflated"
+"""The serialisation type of coded vectors whose bytes are compressed by zlib."""
+_LEVEL = 1
+"""Higher levels of zlib take several times as long and save a few hundredths more of encoded vectors."""
 
 HELLO, LOSSES, GRADIENTS = "query.hello", "query.losses", "query.gradients"
 PREPARE, TRAIN, EVALUATE = "train.prepare", "train.work", "evaluate.loss"
@@ -91,13 +96,16 @@ def compose(
     return content
 
 
-def pack(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Serialise named tensors."""
+def pack(tensors: Mapping[str, Tensor], compress: bool = False) -> ArrayRecord:
+    """Serialise named tensors; with `compress`, encoded ones are compressed where that makes them shorter."""
     arrays = {}
     for name, v in tensors.items():
         values = v.detach().cpu().contiguous().numpy()
         little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        arrays[name] = Array(dtype=_dtype_name(v.dtype), shape=tuple(v.shape), stype=RAW, data=little_endian.tobytes())
+        data, stype = little_endian.tobytes(), RAW
+        if compress and v.dtype == torch.uint8 and len(shorter := zlib.compress(data, _LEVEL)) < len(data):
+            data, stype = shorter, DEFLATED
+        arrays[name] = Array(dtype=_dtype_name(v.dtype), shape=tuple(v.shape), stype=stype, data=data)
     return ArrayRecord(arrays)
 
 
@@ -189,8 +197,9 @@ def _tensors(content: RecordDict, key: str, shapes: Shapes, dtype: torch.dtype, 
 
 
 def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    deflated = dtype == torch.uint8 and array.stype == DEFLATED
     for relation, actual, expected in (
-        ("serialised as", array.stype, RAW),
+        ("serialised as", array.stype, DEFLATED if deflated else RAW),
         ("of dtype", array.dtype, _dtype_name(dtype)),
         ("of shape", tuple(array.shape), shape),
     ):
@@ -198,10 +207,23 @@ def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype)
             raise RefusedError(f"'{name}' must be {relation} {expected}, got {one_line(str(actual), 60)}")
     little_endian = np.dtype(_dtype_name(dtype)).newbyteorder("<")
     size = little_endian.itemsize * int(np.prod(shape, dtype=np.int64))
-    if len(array.data) != size:
-        raise RefusedError(f"'{name}' must have {size} bytes, got {len(array.data)}")
-    values = np.frombuffer(array.data, dtype=little_endian).reshape(shape)
+    data = _inflated(name, array.data, size) if deflated else array.data
+    if len(data) != size:
+        raise RefusedError(f"'{name}' must have {size} bytes, got {len(data)}")
+    values = np.frombuffer(data, dtype=little_endian).reshape(shape)
     return torch.from_numpy(values.astype(little_endian.newbyteorder("=")))
+
+
+def _inflated(name: str, data: bytes, size: int) -> bytes:
+    """Return the bytes that were compressed, and no more than one byte more than expected, whatever was sent."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, size + 1)
+    except zlib.error as error:
+        raise RefusedError(f"'{name}' cannot be decompressed: {error}") from None
+    if not stream.eof or stream.unused_data:
+        raise RefusedError(f"'{name}' must be {size} bytes, compressed, and nothing else")
+    return found
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
