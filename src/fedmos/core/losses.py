@@ -106,6 +106,11 @@ class Loss:
         return moved
 
     @property
+    def is_pytorch(self) -> bool:
+        """Whether the loss is one of PyTorch's, which depends on nothing but its arguments."""
+        return self.named is not None or getattr(self.function, "__module__", "").startswith("torch.nn.")
+
+    @property
     def uniform(self) -> bool:
         """Whether the loss is the mean over samples, so that each has the weight 1/n."""
         return not (self.sums or self._normed or self.batch is not None)

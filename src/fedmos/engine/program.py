@@ -19,6 +19,7 @@ from ..core.losses import Loss
 from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
 from .compile_time import CLOCK
+from .recorded import Recorded
 
 Values = tuple[Tensor, ...]
 """Gradients, or models after a step, losses and, where clients keep statistics, the new statistics."""
@@ -46,6 +47,7 @@ class Program:
         self._weight_decay, self._clip = weight_decay, clip
         self._tracks = model.has_client_statistics
         self._function: Callable[..., Values] = self._vectorised()
+        self._recorded = Recorded(self._function)
         self._gradient, self._descent = Compiled(self._function), Compiled(self._descend)
         self._regularisation, self._movement, self._ascent = (
             Compiled(self._regularise),
@@ -103,8 +105,19 @@ class Program:
     ) -> Values:
         arguments = (self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
         with vectorised.on():
-            values: Values = (self._gradient if self.compiles else self._function)(*arguments)
+            values: Values = self._used(*arguments)
             return values
+
+    @property
+    def _used(self) -> Callable[..., Values]:
+        """The program as it is called: compiled, recorded on a CPU, or as it is.
+
+        A user's loss may depend on more than its arguments; a CUDA graph records everything.
+        """
+        if self.compiles:
+            return self._gradient
+        plain = self._model.device.type != "cpu" or not self._model.training or not self._loss.is_pytorch
+        return self._function if plain else self._recorded
 
     def descend(
         self,
