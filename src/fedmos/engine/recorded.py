@@ -22,11 +22,12 @@ from ..kernels.cpu_pooling import max_pool
 
 _log = logging.getLogger("fedmos")
 
-_CALLS_BEFORE = 2
+CALLS_BEFORE = 2
 """The number of calls with arguments of a shape before one is recorded; some shapes never come again."""
 _MOST_RECORDINGS = 32
 
-Function = Callable[..., tuple[Tensor, ...]]
+Function = Callable[..., Any]
+"""A function of tensors that returns a tuple of tensors."""
 
 
 class Recorded:
@@ -45,25 +46,25 @@ class Recorded:
         self._recordings: dict[object, Function] = {}
         self._verified: set[object] = set()
 
-    def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, *arguments: Tensor) -> Any:
         shape = tuple((a.shape, a.stride()) for a in arguments)
         if shape in self._verified:
             return self._recordings[shape](*arguments)
         self._calls[shape] = self._calls.get(shape, 0) + 1
         if shape in self._recordings:
             return self._verify(shape, arguments)
-        if self._calls[shape] <= _CALLS_BEFORE or len(self._recordings) == _MOST_RECORDINGS:
+        if self._calls[shape] <= CALLS_BEFORE or len(self._recordings) == _MOST_RECORDINGS:
             return self._function(*arguments)
         return self._record(shape, arguments)
 
-    def _record(self, shape: object, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _record(self, shape: object, arguments: tuple[Tensor, ...]) -> Any:
         recorder = _Recorder(arguments)
         with recorder:
             values = self._function(*arguments)
         self._recordings[shape] = recorder.program(values)
         return values
 
-    def _verify(self, shape: object, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _verify(self, shape: object, arguments: tuple[Tensor, ...]) -> Any:
         values = self._function(*arguments)
         if not all(bool(v.isfinite().all()) for v in values):
             return values  # tells nothing
@@ -82,7 +83,7 @@ class _Recorder(TorchDispatchMode):
     """Records the operators that are called in a `with` block as a graph."""
 
     def __init__(self, arguments: tuple[Tensor, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._graph = fx.Graph()
         self._nodes: Any = WeakIdKeyDictionary()
         """By tensor, the node that computes it."""

@@ -1,0 +1,117 @@
+"""Programs that are recorded and replayed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.func import grad_and_value, vmap
+
+import fedmos as fm
+from fedmos.core.flat_model import FlatModel
+from fedmos.engine import recorded
+from fedmos.engine.recorded import Recorded
+
+NETWORKS = {
+    "pooling": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(27, 10)
+    ),
+    "attention": lambda: nn.Sequential(
+        nn.Flatten(1, 2), nn.TransformerEncoderLayer(12, 2, 8, dropout=0.0), nn.Flatten(), nn.Linear(144, 10)
+    ),
+    "norm": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(400, 10)),
+}
+
+
+def counted(function):
+    """The function, and a list that grows with its calls."""
+    calls = []
+
+    def call(*arguments):
+        calls.append(1)
+        return function(*arguments)
+
+    return call, calls
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_replay_has_the_same_bits(name):
+    torch.manual_seed(0)
+    model = FlatModel(NETWORKS[name](), torch.device("cpu"), torch.float32)
+
+    def loss(y, x, targets):
+        return F.cross_entropy(model(y, x), targets)
+
+    gradient = vmap(grad_and_value(loss))
+    function, calls = counted(gradient)
+    program = Recorded(function)
+    for number in range(8):
+        y = model.initial() + 0.1 * torch.randn(3, model.size)
+        x, targets = torch.randn(3, 5, 1, 12, 12), torch.randint(0, 10, (3, 5))
+        expected = gradient(y, x, targets)
+        for ours, theirs in zip(program(y, x, targets), expected, strict=True):
+            assert torch.equal(ours, theirs)
+            assert ours.stride() == theirs.stride()
+        assert len(calls) == min(number + 1, recorded.CALLS_BEFORE + 2)  # recorded once, compared once
+
+
+def test_constants_are_kept_and_arguments_are_not():
+    weights = torch.arange(3.0)
+    program = Recorded(lambda v: (weights * v.add(1).mul_(2), v))
+    for number in range(6):
+        v = torch.full((3,), float(number))
+        product, same = program(v)
+        assert product.tolist() == [0, 2 * (number + 1), 4 * (number + 1)]
+        assert same is v
+        assert v.tolist() == [number] * 3
+
+
+def test_a_function_that_depends_on_more_than_its_arguments_is_not_replayed():
+    scale = [1.0]
+
+    def function(v):
+        scale[0] += 1
+        return (v * scale[0],)
+
+    program = Recorded(function)
+    assert [float(program(torch.ones(()))[0]) for _ in range(7)] == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_shapes_that_come_seldom_are_not_recorded(monkeypatch):
+    monkeypatch.setattr(recorded, "_MOST_RECORDINGS", 2)
+    function, calls = counted(lambda v: (v + 1,))
+    program = Recorded(function)
+    for _ in range(6):
+        for size in range(4):
+            assert program(torch.ones(size))[0].tolist() == [2] * size
+    assert len(calls) == 2 * (recorded.CALLS_BEFORE + 2) + 2 * 6
+    assert program(torch.ones(1).expand(3))[0].tolist() == [2] * 3  # another stride, another program
+
+
+def test_values_that_are_not_finite_do_not_verify_a_recording():
+    function, calls = counted(lambda v: (v / v,))
+    program = Recorded(function)
+    for _ in range(5):
+        program(torch.zeros(2))
+    assert len(calls) == 5
+    for _ in range(3):
+        assert program(torch.ones(2))[0].tolist() == [1, 1]
+    assert len(calls) == 6
+
+
+def test_a_loss_that_changes_between_rounds_changes_the_run():
+    """A user's loss is not recorded."""
+    data = fm.datasets.synthetic(clients=6)
+    found = {}
+    for engine in ("loop", "batched"):
+        scale = [1.0]
+
+        def loss(outputs, targets, scale=scale):
+            return scale[0] * F.cross_entropy(outputs, targets)
+
+        def halve(record, scale=scale):
+            scale[0] /= 2
+
+        given = {"model": fm.models.logistic(features=60), "data": data, "algorithm": fm.FedAvg(lr=0.1)}
+        given |= {"selection": fm.Full(), "rounds": 4, "local_steps": 4, "batch_size": 5, "dtype": torch.float64}
+        found[engine] = fm.run(**given, loss=loss, engine=engine, callbacks=[halve]).params
+    assert torch.allclose(found["loop"], found["batched"], rtol=1e-10, atol=1e-12)
