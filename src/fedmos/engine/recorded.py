@@ -61,7 +61,11 @@ class Recorded:
         recorder = _Recorder(arguments)
         with recorder:
             values = self._function(*arguments)
-        self._recordings[shape] = recorder.program(values)
+        try:
+            self._recordings[shape] = recorder.program(values)
+        except Exception as error:  # an operator with arguments that a graph cannot hold
+            _log.debug("A program cannot be recorded: %s", error)
+            self._recordings[shape] = self._function
         return values
 
     def _verify(self, shape: object, arguments: tuple[Tensor, ...]) -> Any:
