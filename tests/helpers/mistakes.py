@@ -371,6 +371,13 @@ class WrongIdle(Mistake):
         return {"v": x[:2]}
 
 
+class CohortDelivered(Mistake):
+    client_state = ("h",)
+
+    def delivered(self, upload, own, c):
+        return upload, {"h": upload["delta"] / upload["delta"].norm()}
+
+
 class WrongRule(Mistake):
     reduce = {"A": ("delta", "median")}
 
@@ -397,6 +404,8 @@ FOUND = {
     WrongPersonal: "WrongPersonal: 'personal' must return a model of shape",
     WrongEstimate: "WrongEstimate: 'gradient_estimate' must return a model of shape",
     WrongIdle: "WrongIdle: 'idle' must return 'v' of shape",
+    CohortDelivered: "CohortDelivered: 'delivered' must return for a client in a cohort what it returns for the client "
+    "alone, but state 'h' of client 0 differs",
     WrongRule: "WrongRule: the rule of sum 'A' must be one of",
 }
 """Mistakes that `fm.check` finds, and a run does not or not always."""

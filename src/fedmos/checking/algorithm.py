@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm
+from ..codecs import Float16
 from ..engine.backend import Backend
 from ..engine.cohort import Cohort
 from ..engine.declaration import check_declaration, check_model, names_of
@@ -62,6 +63,7 @@ class AlgorithmChecks:
             ("blocks of a cohort, as on several ranks", self._compare_blocks),
             ("the same run again, resumed", self._compare_resumed),
             ("merged runs", self._compare_merged),
+            ("coded uploads", self._compare_coded),
         ]
 
     def _spec(self, algorithm: Algorithm | None = None, **changes: Any) -> RunSpec:
@@ -196,6 +198,20 @@ class AlgorithmChecks:
                 "compute with the fields of self as with numbers, without float() or if",
                 single,
             )
+
+    def _compare_coded(self) -> None:
+        """Compare engines where uploads are coded, which is when `delivered` is called."""
+        if "delivered" not in defined_methods(type(self.algorithm)) or self.findings.any_of(
+            "draws", "varies", "cohort"
+        ):
+            return
+        loop, batched = (Run(self._spec(engine=engine, uplink=Float16())).play() for engine in ("loop", "batched"))
+        self._compare(
+            batched,
+            "'delivered' must return for a client in a cohort what it returns for the client alone",
+            "reduce each client's row only, with dim=-1, keepdim=True",
+            reference=loop,
+        )
 
     def _varied(self) -> Algorithm | None:
         """Return the algorithm with other numbers; None if it has no fields that can be replaced."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..codecs.compose import coding_of
+from ..codecs.compose import Coding, coding_of
 from ..codecs.links import CodedVector
 from .declaration import Declaration, Shapes
 from .job import Phase
@@ -32,20 +32,25 @@ class Wire:
         """Bytes of the model or of a gradient."""
         return self.declaration.layers.size * self.number
 
-    def down(self, last: Tensor) -> Tensor:
-        """Return the bytes that clients of the cohort receive, (M,). With an extra phase, x is sent there, not again.
+    @property
+    def down(self) -> int:
+        """Bytes that a client of the cohort receives. With an extra phase, x is sent there and not again."""
+        return self._bytes(self.declaration.down, self._coding.down)
+
+    def received(self, last: Tensor) -> Tensor:
+        """Return the bytes that clients of the cohort receive, (M,).
 
         Args:
             last: The round that each client last took part in, −1 for never: such a client gets vectors as they are.
         """
-        shapes, coded = self.declaration.down, coding_of(self.declaration.algorithm).down
-        plain = self._bytes(shapes, ())
-        return torch.where(last < 0, plain, self._bytes(shapes, coded))
+        if not self._coding.down:
+            return torch.full_like(last, self.down)
+        return torch.where(last < 0, self._bytes(self.declaration.down, ()), self.down)
 
     @property
     def reuses_x(self) -> bool:
         """Whether a client that was probed at x is not sent it again; with a codec, it gets the difference anyway."""
-        return self.sends_x and all(v.name != "x" for v in coding_of(self.declaration.algorithm).down)
+        return self.sends_x and all(v.name != "x" for v in self._coding.down)
 
     @property
     def sends_x(self) -> bool:
@@ -61,7 +66,11 @@ class Wire:
         return self._uploads("prepare") if self.declaration.algorithm.prepares(t) else 0
 
     def _uploads(self, phase: Phase) -> int:
-        return self._bytes(self.declaration.up(phase), coding_of(self.declaration.algorithm).up)
+        return self._bytes(self.declaration.up(phase), self._coding.up)
+
+    @property
+    def _coding(self) -> Coding:
+        return coding_of(self.declaration.algorithm)
 
     def _bytes(self, shapes: Shapes, coded: Iterable[CodedVector]) -> int:
         codecs = {vector.name: vector.codec for vector in coded}

@@ -20,7 +20,7 @@ def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
         return RoundTiming(None, sampled, None, None)
     reports = state.sampler.selector.reports
     traffic = Traffic(
-        down=state.wire.down(state.clients.last),
+        down=state.wire.received(state.clients.last),
         up=state.wire.up(state.t, state.numbers_up),
         report=_report_bytes(state),
         wire=state.wire,
@@ -83,7 +83,7 @@ def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
     """x is sent once to every client that is probed or that trains from it, the rest of the message to the cohort."""
     ids, has_model, wire = sampled.cohort.ids, sampled.has_model, state.wire
     again = int(torch.isin(ids, has_model).sum()) if len(has_model) and wire.reuses_x else 0
-    return int(wire.down(state.clients.last[ids]).sum()) + (len(has_model) - again) * wire.vector
+    return int(wire.received(state.clients.last[ids]).sum()) + (len(has_model) - again) * wire.vector
 
 
 def _bytes_up(state: FederatedState, sampled: SampledCohort, uploads: Cohort | None) -> int:
