@@ -38,7 +38,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("arguments", [("mine.py:FedSAM", "lr=0.1", "rho=0.01"), ("FedAvg", "lr=0.1")], ids=str)
+@pytest.mark.parametrize(
+    "arguments", [("mine.py:FedSAM", "lr=0.1", "rho=0.01"), ("FedAvg", "lr=0.1"), ("Quantize", "bits=4")], ids=str
+)
 def test_a_class_without_mistakes(folder, arguments):
     result = command_line("check", *arguments, cwd=folder)
     assert (result.returncode, result.stdout) == (0, f"{arguments[0]}: no findings\n")

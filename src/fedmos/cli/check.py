@@ -56,7 +56,7 @@ def _built(name: str, fields: list[str]) -> Any:
         if "=" not in text:
             raise ValueError(f"check: fields must look like lr=0.1, got {text!r}")
         apply_override(table, text)
-    known = registry.algorithms() | registry.selectors() | registry.local_optimizers()
+    known = registry.algorithms() | registry.selectors() | registry.local_optimizers() | registry.codecs()
     if not is_own(name) and name not in known:
         hint = f"{suggest(name, known)}; use a name of fedmos list, or mine.py:Name for a class of your own"
         raise ValueError(f"check: nothing is called {one_line(name, 100)!r}{hint}")
