@@ -34,6 +34,13 @@ def test_the_same_as_the_simulation(deployed, mode, extra, engine):
         assert torch.equal(mine, v), name
 
 
+def test_coded_uploads(deployed):
+    """Statistics travel beside the bytes of the code, as they are."""
+    given = arguments(model=network(), batchnorm="local", uplink=fm.codecs.Quantize(4))
+    result, expected = deployed(given).run(), fm.run(**given)
+    assert_same(result, expected)
+
+
 @pytest.mark.parametrize("selection", [fm.PowerOfChoice(m=2, d=4), fm.ActiveFL(m=3)], ids=lambda s: type(s).__name__)
 def test_losses_at_x_are_refused(deployed, selection):
     given = arguments(model=network(), batchnorm="local", selection=selection)

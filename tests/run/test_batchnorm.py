@@ -2,6 +2,7 @@
 
 import logging
 import tomllib
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_group_converts_and_says_so(caplog, tmp_path):
     with caplog.at_level(logging.WARNING, "fedmos"):
         result = fm.run(**arguments(model=model, batchnorm="group", out=tmp_path))
     (note,) = [r.getMessage() for r in caplog.records if "GroupNorm" in r.getMessage()]
-    assert note.startswith("batchnorm='group': 3 BatchNorm layers are trained as GroupNorm of two groups")
+    assert note.startswith("batchnorm='group': 3 BatchNorm layers are trained as GroupNorm with at most two groups")
     assert "'norm1', 'norm2', 'norm3'" in note
     converted = fm.run(**arguments(model=fm.models.convert_batchnorm(model), batchnorm=None))
     assert torch.equal(result.params, converted.params)
@@ -51,6 +52,12 @@ def test_group_converts_and_says_so(caplog, tmp_path):
     loaded = fm.Result.load(tmp_path, model)
     x = federation().test[0]
     assert torch.equal(loaded.predict(x), result.predict(x))
+
+
+def test_group_trains_the_dropout_of_a_model_given_in_evaluation_mode():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    training, evaluation = (fm.run(**arguments(model=m, batchnorm="group")) for m in (model, model.eval()))
+    assert torch.equal(training.params, evaluation.params)
 
 
 def test_group_refuses_layers_of_single_numbers():
@@ -194,6 +201,22 @@ def test_a_model_without_batchnorm_trains_as_without_the_option():
     plain = fm.run(**arguments(model=model, batchnorm=None))
     for mode in ("group", "frozen", *MODES):
         assert torch.equal(fm.run(**arguments(model=model, batchnorm=mode)).params, plain.params)
+
+
+def test_the_norm_of_an_update_is_that_of_the_model():
+    @dataclass(frozen=True, kw_only=True)
+    class Renamed(fm.Algorithm):
+        lr: float
+        up = ("change",)
+        reduce = {"A": ("change", "w")}
+
+        def finish(self, y, s, c, grad):
+            return {"change": y - c.x}, {}
+
+    plain, renamed = (
+        fm.run(**arguments(algorithm=a, update_norms=True, rounds=1)) for a in (fm.FedAvg(lr=0.1), Renamed(lr=0.1))
+    )
+    assert plain.history[0].update_norms == renamed.history[0].update_norms
 
 
 @pytest.mark.parametrize("mode", MODES)

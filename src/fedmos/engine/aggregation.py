@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Reduce, Vectors
+from ..core.statistics_layout import AFFINE, STATISTICS
 from .declaration import Declaration, Shapes
 from .execution_plan import ExecutionPlan
 from .job import JobResult, Phase
@@ -174,9 +175,9 @@ class PartialUpdate:
 
 
 def update_names(declaration: Declaration) -> list[str]:
-    """Return the uploads that are a client's update: "delta" or, without one, all."""
+    """Return the uploads that are a client's update: "delta" or, without one, all but BatchNorm state."""
     uploads = declaration.up("train")
-    return ["delta"] if "delta" in uploads else list(uploads)
+    return ["delta"] if "delta" in uploads else [name for name in uploads if name not in (STATISTICS, AFFINE)]
 
 
 def clone_rows(result: JobResult) -> JobResult:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..codecs.compose import ON_WIRE
+from ..core.statistics_layout import AFFINE, STATISTICS
 from ..core.validation import suggest
 from ..selection.selector import REPORTS, Selector
 from .declaration import Declaration
@@ -70,8 +71,12 @@ def report_row(name: str, uploads: Vectors, grad: LocalGradient) -> Tensor:
 
 
 def update_norm(uploads: Vectors) -> Tensor:
-    """Return the norm of each client's upload "delta" or, without one, of all its uploads as one vector, (M,)."""
-    vectors = [uploads["delta"]] if "delta" in uploads else [v for n, v in uploads.items() if not n.startswith(ON_WIRE)]
+    """Return the norm of each client's upload "delta" or, without one, of all its uploads as one vector, (M,).
+
+    BatchNorm state, which is no change of the model, does not count.
+    """
+    others = [v for n, v in uploads.items() if not n.startswith(ON_WIRE) and n not in (STATISTICS, AFFINE)]
+    vectors = [uploads["delta"]] if "delta" in uploads else others
     norms = torch.stack([torch.linalg.vector_norm(v.reshape(len(v), -1), dim=1) for v in vectors])
     norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms, dim=0)
     return norm

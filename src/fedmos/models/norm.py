@@ -60,6 +60,7 @@ def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
         )
         if module.affine:
             norm.weight, norm.bias = module.weight, module.bias
+        norm.train(module.training)
         if not name:
             return norm
         parent, _, child = name.rpartition(".")

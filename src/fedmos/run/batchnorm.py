@@ -43,7 +43,9 @@ def conversion_note(model: nn.Module, mode: BatchNormMode | None) -> str | None:
         return None
     names = ", ".join(f"'{name}'" for name in layers[:_NAMED]) + (", …" if len(layers) > _NAMED else "")
     what = "1 BatchNorm layer is" if len(layers) == 1 else f"{len(layers)} BatchNorm layers are"
-    return f"batchnorm='group': {what} trained as GroupNorm of two groups, without running statistics ({names})"
+    return (
+        f"batchnorm='group': {what} trained as GroupNorm with at most two groups, without running statistics ({names})"
+    )
 
 
 def _check_groups(layers: dict[str, nn.modules.batchnorm._BatchNorm]) -> None:
