@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..kernels.client_axis import is_vectorised
 
 
 def is_replaced(func: Any, args: Any) -> bool:
@@ -94,6 +97,16 @@ def _embedding_bag(
     return total if mode == "sum" else total / number.clamp(min=1).unsqueeze(-1)
 
 
+def _requires_grad(x: Tensor, requires_grad: bool = True) -> Any:
+    """`torch.zeros(…).requires_grad_()`, as for the first state of a recurrent layer, has no effect.
+
+    A model that differentiates with respect to x gets an error. Functions of PyTorch's, such as `torch.func.grad`, call
+    it on tensors of their own.
+    """
+    caller = sys._getframe(2).f_globals.get("__name__", "")
+    return NotImplemented if is_vectorised(x) or caller.split(".")[0] == "torch" else x
+
+
 def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # The backward pass of a function may need what x was before.
     return lambda x, *args, **kwargs: x.copy_(function(x.clone(), *args, **kwargs))
@@ -102,6 +115,7 @@ def _in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _NO_RULE = "addcdiv addcmul clamp clip cumprod cumsum floor_divide fmod index_copy lerp negative pow remainder scatter"
 """Functions whose in-place versions `vmap` computes client by client."""
 REPLACED: dict[Any, Callable[..., Any]] = {
+    Tensor.requires_grad_: _requires_grad,
     Tensor.__setitem__: _set,
     Tensor.unfold: _unfold,
     F.one_hot: _one_hot,

@@ -83,7 +83,7 @@ class _OwnTensors(TorchFunctionMode):
         kwargs = kwargs or {}
         if self._search and _needs_copy(func, args):
             self.changed = self._makers.get(_address(args[0]), self.changed)
-        if func in REPLACED and any(map(is_vectorised, _tensors(args))):
+        if func in REPLACED:
             result = REPLACED[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result

@@ -48,6 +48,8 @@ class ForwardTrace(NamedTuple):
     layers: dict[str, list[Tensor]]
     """By the name of the layer's key, the inputs of all its calls."""
     functional: list[Tensor]
+    assigned: set[int]
+    """The addresses of tensors whose `.data` was replaced."""
 
 
 class FlatModel:
@@ -303,9 +305,8 @@ class FlatModel:
             self.has_cohort_functions |= mode.needed_by_cohorts
             self._tensors.needed |= mode.replaced_in_cohorts
             self._copies_pairs |= mode.views_complex
-            return ForwardTrace(
-                outputs, {name: layer.recorded or [] for name, layer in self._dropout.items()}, functional
-            )
+            layers = {name: layer.recorded or [] for name, layer in self._dropout.items()}
+            return ForwardTrace(outputs, layers, functional, mode.assigned)
         finally:
             for layer in self._dropout.values():
                 layer.recorded = None

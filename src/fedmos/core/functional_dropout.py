@@ -58,12 +58,16 @@ class FunctionalDropout(TorchFunctionMode):
         """Whether the forward pass called a function that `CohortTensors` replaces."""
         self.views_complex = False
         """Whether the forward pass called `torch.view_as_complex`."""
+        self.assigned: set[int] = set()
+        """The addresses of tensors whose `.data` the forward pass replaced."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func not in _REPLACED:
             self.replaced_in_cohorts = self.replaced_in_cohorts or is_replaced(func, args)
             self.views_complex = self.views_complex or func is torch.view_as_complex
+            if func == _SET_DATA:
+                self.assigned.add(args[0].untyped_storage().data_ptr())
             return func(*args, **kwargs)
         if func in READS:
             self.needed_by_cohorts = True
@@ -161,6 +165,7 @@ class FunctionalDropout(TorchFunctionMode):
         return lambda x: self._dropout(x, p), packed
 
 
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _DROPOUT = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)
 _REPLACED = frozenset(
     {

@@ -116,7 +116,7 @@ def _checked_pass(model: FlatModel, batch: Tensor) -> ForwardTrace:
             f"Cannot train the model because it changes its buffers in training ('{names[0]}'), which clients would "
             f"share; use a layer without such buffers in place of {_holder(model, names[0])}, or call .eval() on it"
         )
-    if not torch.equal(x, y):
+    if not torch.equal(x, y) or y.untyped_storage().data_ptr() in trace.assigned:
         raise UnsuitableModel(
             "Cannot train the model because its forward pass changes its parameters in place; compute with a changed "
             "copy instead"

@@ -23,6 +23,7 @@ _REASONS = {
     "inplace arithmetic": _SHARED,
     "is not possible because there exists a Tensor": _SHARED,
     "mutate a captured Tensor": _SHARED,
+    "mutating directly with `.data`": _SHARED,
     "dynamic shape": _DATA_SHAPE,
     "masked_select": _DATA_SHAPE,
     "stack expects each tensor to be equal size": _DATA_SHAPE,
@@ -38,6 +39,8 @@ def explain(error: BaseException, model: nn.Module) -> str:
     """Return the innermost module of `model` in which the error was raised, and the reason."""
     text = str(error).strip().split("\n")[0] or type(error).__name__
     reason = _of_function(error, text) or next((meaning for sign, meaning in _REASONS.items() if sign in text), None)
+    if any(frame.f_globals.get("__name__", "").startswith("torch._dynamo.") for frame in _frames(error)):
+        reason = "it calls a function that torch.compile made (call the function itself; a run compiles all of it)"
     where = failing_module(_frames(error), model)
     reason = reason or _own_words(text)
     return f"{where}: {reason}" if where else reason
