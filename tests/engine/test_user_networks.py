@@ -1,12 +1,16 @@
 """Networks as users write them train alike on every engine, or say why not."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fedmos as fm
+from fedmos.engine import program
 from helpers.conformance import DEVICE
 from helpers.user_networks import CLIENT_BY_CLIENT, NETWORKS, Case
 
@@ -77,6 +81,8 @@ class Refused(nn.Module):
         if self.how == "momentum":
             for mine, other in zip(self.copy.parameters(), self.a.parameters(), strict=True):
                 mine.data.lerp_(other.data, 0.1)
+        if self.how == "normalised":
+            self.a.weight.data = self.a.weight.data / self.a.weight.data.norm()
         if self.how == "noise":
             x = x + torch.randn_like(x)
         if self.how == "checkpoint":
@@ -89,6 +95,7 @@ class Refused(nn.Module):
     ("how", "sentence"),
     [
         ("momentum", "its forward pass changes 'copy.weight', which is not trained and which clients would share"),
+        ("normalised", "its forward pass changes its parameters in place; compute with a changed copy instead"),
         ("noise", r"it draws from PyTorch's global generator \(torch\.randn_like in Refused\), so its runs"),
         ("complex", "Cannot train the complex parameter 'weight' because .*use a real parameter"),
         ("checkpoint", "it recomputes activations in the backward pass .*turn gradient checkpointing off"),
@@ -114,3 +121,32 @@ def test_complex_buffers_keep_their_imaginary_parts():
     model, result = case.model(), train(case, "batched")
     assert result.model.turns.dtype == torch.complex128
     assert torch.equal(result.model.turns, model.turns.to(torch.complex128))
+
+
+def test_operations_that_are_computed_client_by_client_are_mentioned_once(caplog):
+    """PyTorch warns of each at every call."""
+    pooled = nn.Sequential(nn.Linear(8, 8), Unpooled(), nn.Linear(8, 3))
+    with caplog.at_level("INFO"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = rows_of(pooled, engine="batched")
+    assert "computed client by client within a vectorised program: max_unpool2d" in caplog.text
+    assert not [w for w in caught if "performance drop" in str(w.message)]
+    assert torch.allclose(result.params, rows_of(pooled, engine="loop").params, rtol=0, atol=1e-6)
+
+
+class Unpooled(nn.Module):
+    def forward(self, x):
+        x = x.view(len(x), 1, 2, 4)
+        return F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2).flatten(1)
+
+
+def test_a_run_goes_on_where_compiling_fails(monkeypatch, caplog):
+    def fail(self, *arguments):
+        raise RuntimeError("the compiler gave up")
+
+    model = nn.Linear(8, 3)
+    batched = rows_of(model, engine="batched").params
+    monkeypatch.setattr(program.Compiled, "_compile", fail)
+    monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
+    assert torch.equal(rows_of(model).params, batched)
+    assert "Not compiling because it fails: the compiler gave up" in caplog.text

@@ -175,6 +175,12 @@ def learned_first_state(net, x):
     return net.head(net.body(x, net.state.expand(-1, x.size(0), -1).contiguous())[0][:, -1])
 
 
+@network(sequences, body=lambda: nn.GRU(8, 5, 2, batch_first=True, dropout=0.1), head=linear(5, 3))
+def first_state_as_in_tutorials(net, x):
+    state = torch.zeros(2, x.size(0), 5, device=x.device, dtype=x.dtype).requires_grad_()
+    return net.head(net.body(x, state.detach())[0][:, -1, :])
+
+
 # Convolutions
 @network(
     waves,
@@ -488,12 +494,20 @@ def gradients_of_inputs(net, x):
     return net.head(dx)
 
 
+@refused("Net: it calls a function that torch.compile made")
+def compiled_function(net, x):
+    return net.head(_compiled(net.a(x)))
+
+
+_compiled = torch.compile(torch.tanh, backend="eager")
+
+
 @refused(r"\(on one sample; two are no problem\)")
 def axes_of_one_removed(net, x):
     return net.head(net.a(x).unsqueeze(1).squeeze())
 
 
-@refused(r"'constant' \(Sparse\): it uses a sparse tensor")
+@refused("it uses a sparse tensor")
 def sparse_constant(net, x):
     return net.head(net.constant(net.a(x)))
 

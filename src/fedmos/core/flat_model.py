@@ -109,6 +109,8 @@ class FlatModel:
         """Where the samples are in each call of functional dropout; None if the module calls none."""
         self.has_cohort_functions = False
         """Whether the module calls functions, such as attention, that are replaced when it is vectorised."""
+        self.slow_operations: list[str] = []
+        """Operations that a vectorised program computes client by client."""
         self._reads: dict[object, ConstantReads] = {}
         self._tensors = CohortTensors()
         self._changes_inputs, self._copies_pairs = False, False

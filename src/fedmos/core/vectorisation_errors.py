@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -30,9 +33,27 @@ _REASONS = {
     "random operation": "it draws random numbers from PyTorch's generator (use F.dropout)",
     "Tensor.requires_grad_()": _DIFFERENTIATES,
     "does not require grad": _DIFFERENTIATES,
+    "backward() called inside": _DIFFERENTIATES,
     "parse": "it uses a sparse tensor (use a dense one, or index_add)",
 }
 """What errors of `torch.func.vmap` contain, and what they mean."""
+
+
+_SLOW = re.compile(r"There is a performance drop because .* batching rule for (\S+?)\. ")
+"""What `vmap` warns of where it computes an operation client by client."""
+
+
+@contextmanager
+def slow_operations(found: list[str]) -> Iterator[None]:
+    """Add the names of operations that `vmap` computes client by client to `found`; other warnings pass."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        if (match := _SLOW.match(str(warning.message))) is not None:
+            found += [name for name in [match[1].removeprefix("aten::")] if name not in found]
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def explain(error: BaseException, model: nn.Module) -> str:

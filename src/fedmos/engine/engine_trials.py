@@ -151,6 +151,8 @@ def measure_compiled(work: Workload) -> list[float]:
     try:
         with torch.no_grad():
             whole(y)
+        if not fast.program.compiles:  # the log says why
+            return [float("inf")]
         return [time_work(lambda: whole(y)) for _ in range(_COMPILED_TRIALS)]
     except Exception as error:
         _log.warning("Not compiling because it fails: %s", str(error).strip().split("\n")[0])

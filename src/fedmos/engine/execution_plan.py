@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from ..core.packing import why_not_padded
-from ..core.vectorisation_errors import explain
+from ..core.vectorisation_errors import explain, slow_operations
 from .batched import Batched
 from .batches import Chunk
 from .compile_time import CLOCK
@@ -79,6 +79,9 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
         return _loop("the model or the loss cannot be vectorised")
     if name == "compiled" and not can_compile(task.model.device):
         raise ValueError("Cannot compile because this machine has no C++ compiler; use FEDMOS_ENGINE=batched")
+    if task.model.slow_operations:
+        names = ", ".join(task.model.slow_operations)
+        _log.info("Some operations are computed client by client within a vectorised program: %s", names)
     parallel = _max_parallel_clients(task)
     if name != "auto":
         return _batched(task, min(m, parallel), name == "compiled", "asked for", parallel)
@@ -246,7 +249,8 @@ def why_not_vectorised(task: Task) -> str | None:
         )
     try:
         with torch.no_grad():
-            _try_gradient(task, task.model.least_rows)
+            with slow_operations(task.model.slow_operations):
+                _try_gradient(task, task.model.least_rows)
             if task.model.recurrent:
                 some = torch.arange(min(_SAMPLES_TRIED, int(task.data.offsets[-1])), device=task.model.device)
                 return why_not_padded(task.model, task.samples(some)[0], task.equal_batches)

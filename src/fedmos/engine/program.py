@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
 from .compile_time import CLOCK
 from .recorded import Recorded
+
+_log = logging.getLogger("fedmos")
 
 Values = tuple[Tensor, ...]
 """Gradients, or models after a step, losses and, where clients keep statistics, the new statistics."""
@@ -104,9 +107,23 @@ class Program:
         statistics: ClientStatistics | None = None,
     ) -> Values:
         arguments = (self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
-        with vectorised.on():
-            values: Values = self._used(*arguments)
-            return values
+        with vectorised.on(), self._without_warnings():
+            try:
+                return self._used(*arguments)
+            except CannotCompile as error:
+                _log.warning("Not compiling because it fails: %s", error)
+                self._compiled = False
+                return self._used(*arguments)
+
+    @contextmanager
+    def _without_warnings(self) -> Iterator[None]:
+        """Suppress what `vmap` says about each of the model's `slow_operations`, which the log mentions."""
+        if not self._model.slow_operations:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            yield
 
     @property
     def _used(self) -> Callable[..., Values]:
@@ -131,7 +148,7 @@ class Program:
     ) -> Values:
         """Take an SGD step and return the losses, compiled as one program that never stores the whole gradient."""
         arguments = (lr, self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
-        with vectorised.on():
+        with vectorised.on(), self._without_warnings():
             values: Values = self._descent(*arguments)
             return values
 
