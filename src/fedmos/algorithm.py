@@ -274,9 +274,9 @@ class Algorithm:
 
     @property
     def tracked(self) -> Sequence[str]:
-        """Uploads that are the change of a client's state which the server follows, as SCAFFOLD's c_i⁺ − c_i.
+        """Uploads that are a client's state, as FedSMOO's μ_i, or the change of a state, as SCAFFOLD's c_i⁺ − c_i.
 
-        Where a codec loses a part of such a change, the next change contains it, so error feedback is not applied.
+        Error feedback is not applied to them: the next one contains what a codec loses of this one.
         """
         return ()
 

@@ -58,7 +58,7 @@ class Mutable(fm.codecs.Codec):
         (
             fm.Scaffold,
             {"uplink": {"change": ErrorFeedback(TopK(0.1))}},
-            "Cannot use error feedback for 'change' of Scaffold because it is the change of a state",
+            "Cannot use error feedback for 'change' of Scaffold because it is a client's state or the change of one",
         ),
         (
             fm.Mime,

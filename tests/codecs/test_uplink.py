@@ -121,6 +121,8 @@ def test_changes_that_the_server_follows_have_no_residual():
     """SCAFFOLD's next change contains what was lost of the last; a residual would add it twice."""
     result = train(LOGISTIC, fm.Scaffold(lr=LR), "batched", uplink=ErrorFeedback(TopK(0.2)), **EPOCHS)
     assert set(result.client_state(0)) == {"c_i", "codec.delta"}
+    result = train(LOGISTIC, fm.FedSMOO(lr=LR), "batched", uplink=ErrorFeedback(TopK(0.2)), **EPOCHS)
+    assert set(result.client_state(0)) == {"h_i", "mu_i", "codec.delta"}
 
 
 @pytest.mark.parametrize("link", LOSSY.values(), ids=LOSSY)

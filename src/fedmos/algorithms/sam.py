@@ -126,6 +126,7 @@ class FedSMOO(FedSpeed):
     down = ("x", "s")
     up = ("delta", "mu_i")
     reduce = FedSpeed.reduce | {"mu": ("mu_i", "avg")}
+    tracked = ("mu_i",)
 
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
         return {"mu_i": c.own["mu_i"]}

@@ -168,8 +168,8 @@ def _check_feedback(algorithm: Algorithm, direction: Direction, name: str, codec
         )
     if explicit and name in algorithm.tracked:
         raise ValueError(
-            f"Cannot use error feedback for {name!r} of {owner} because it is the change of a state that the server "
-            f"follows, and the next change contains what earlier ones lost; use the codec without ErrorFeedback"
+            f"Cannot use error feedback for {name!r} of {owner} because it is a client's state or the change of one, "
+            "and the next one contains what is lost of this one; use the codec without ErrorFeedback"
         )
 
 
