@@ -23,7 +23,8 @@ test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equati
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/algorithms -k "trajectory or agree or identity"
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_layers_in_engines.py tests/engine/test_recurrent_networks.py \
 		tests/kernels/test_recurrence.py
-	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_attention_models.py -k "agree or hugging"
+	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_attention_models.py tests/engine/test_frozen_parameters.py \
+		tests/models/test_hugging_face_adapters.py -k "agree or hugging"
 
 test-deploy: $(READY) ## a SuperLink and its SuperNodes: methods, authentication, kills
 	$(BIN)/pytest -m deploy tests/flower/deploy

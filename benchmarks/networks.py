@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from network_models import Recurrent, UNet, audio, convnext, resnet, table_mlp
+from network_models import Recurrent, UNet, audio, convnext, distilbert_lora, resnet, table_mlp
 from torch import Tensor, nn
 
 import fedmos as fm
@@ -152,10 +152,16 @@ def bert(size: Size) -> nn.Module:
     return model.train()
 
 
+def adapters(size: Size) -> nn.Module:
+    return distilbert_lora(size.width, size.layers, size.length, size.tokens, size.classes)
+
+
 NETWORKS = {
     "gpt": Network(Gpt, tokens, Size(256, 4, 128, 16), Size(32, 2, 16, 4)),
     "vit": Network(Vit, images, Size(192, 6, 32, 32), Size(32, 2, 16, 4)),
     "bert-tiny": Network(bert, tokens, Size(128, 2, 128, 16), Size(32, 2, 16, 4)),
+    "distilbert-lora": Network(adapters, tokens, Size(768, 6, 128, 16, tokens=30522), Size(64, 2, 16, 4)),
+    "bert-base-lora": Network(adapters, tokens, Size(768, 12, 128, 8, tokens=30522), Size(64, 4, 16, 4)),
     "gru": Network(recurrent(nn.GRU), tokens, Size(256, 1, 64, 32), Size(32, 1, 16, 4)),
     "lstm": Network(recurrent(nn.LSTM), tokens, Size(256, 2, 64, 32), Size(32, 2, 16, 4)),
     "u-net": Network(lambda s: UNet(s.width, s.layers, s.classes), images, Size(32, 3, 32, 16), Size(8, 2, 8, 4)),
@@ -209,7 +215,7 @@ def central(network: Network, size: Size, device: str, rounds: int) -> float:
     """Return the median time of the steps of a centralised model on the cohort's samples."""
     torch.manual_seed(0)
     model = apply_batchnorm(network.model(size), network.batchnorm).to(device)
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     pairs = network.federation(size)
     n = size.clients * size.batch
     x, y = pairs.x[:n].to(device), pairs.y[:n].to(device)

@@ -23,7 +23,7 @@ def load(name):
     return module
 
 
-@pytest.mark.parametrize("name", ["hospitals", "images_in_folders", "text_classifier"])
+@pytest.mark.parametrize("name", ["adapters", "hospitals", "images_in_folders", "text_classifier"])
 def test_examples_are_short(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
 
@@ -52,6 +52,16 @@ def test_a_hugging_face_classifier_learns_from_text():
     assert result.history[-1].metrics["auc"] > 0.68
     assert result.history[-1].test_loss < result.history[0].test_loss
     assert result.predict(data.client(0)[0]).shape == (402, 2)
+
+
+def test_adapters_learn_what_the_frozen_network_has_not_learnt():
+    base, data, result = load("adapters").train(rounds=10)
+    images, labels = data.test
+    before = (base(data.inputs(images, torch.float32)).argmax(1) == labels).double().mean()
+    assert float(before) < 0.3
+    assert result.history[-1].accuracy > 0.5
+    assert 5 * len(result.params) < sum(p.numel() for p in base.parameters())
+    assert [type(layer) for layer in fm.models.merge_lora(result.model)] == [type(layer) for layer in base]
 
 
 METHODS = sorted(path.stem for path in (EXAMPLES / "methods").glob("*.py"))

@@ -269,3 +269,16 @@ def test_a_buffer_on_the_memory_of_a_trained_parameter_is_refused():
     model.first.register_buffer("other", model.first.weight.data[1:])
     with pytest.raises(ValueError, match=r"Cannot train 'first.weight' because it shares memory with 'first.other'"):
         train(model)
+
+
+def test_a_frozen_embedding_with_a_largest_norm():
+    torch.manual_seed(0)
+    model = Net(nn.Identity(), nn.Embedding(7, C, max_norm=0.5), nn.Linear(C, 3))
+    data = fm.FederatedData.from_arrays([(np.arange(6).reshape(3, 2) + i, np.arange(3)) for i in range(2)])
+    weights = model.layer.weight.clone()
+    loop, batched = (train(model, data=data, engine=engine) for engine in ("loop", "batched"))
+    assert torch.allclose(loop.params, batched.params, rtol=0, atol=1e-10)
+    assert torch.equal(loop.model.layer.weight, weights.double())
+    x = torch.arange(6).view(3, 2)
+    with torch.no_grad():
+        assert torch.allclose(loop.predict(x), loop.model.eval()(x), rtol=0, atol=1e-12)

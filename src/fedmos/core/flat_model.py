@@ -121,6 +121,8 @@ class FlatModel:
         if device.type == "cuda":
             replace_pooling(self.module)
             replace_transposed_convolutions(self.module)
+        self.has_frozen = any(not p.requires_grad for p in self.module.parameters())
+        """Whether the module has parameters that are not trained."""
         self.recurrent = any(isinstance(module, nn.RNNBase) for module in self.module.modules())
         """Whether the module has recurrent layers."""
         self._places = [_places(self.module, name) for name, _ in trainable]

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
 from ..core.flat_model import FlatModel
 from ..core.losses import Loss
 from ..kernels.convolution import vectorised
 from ..kernels.pooling import written_out
 from .compile_time import CLOCK
+from .differentiation import cohort_gradient
 from .recorded import Recorded
 
 _log = logging.getLogger("fedmos")
@@ -87,9 +87,10 @@ class Program:
         return self._gradient, self._descent, self._regularisation, self._movement, self._ascent
 
     def _vectorised(self) -> Callable[..., Values]:
+        frugal = self._model.has_frozen
         if not self._tracks:
-            return vmap(grad_and_value(self._weighted))
-        with_statistics = vmap(grad_and_value(self._weighted_with_statistics, has_aux=True))
+            return cohort_gradient(self._weighted, frugal=frugal)
+        with_statistics = cohort_gradient(self._weighted_with_statistics, has_aux=True, frugal=frugal)
 
         def flat(*arguments: Any) -> Values:
             gradient, (value, statistics) = with_statistics(*arguments)
