@@ -11,7 +11,27 @@ from fedmos.core.flat_model import FlatModel
 from fedmos.engine import recorded
 from fedmos.engine.recorded import Recorded
 
+
+class UsedTwice(nn.Module):
+    """The output of the convolution is pooled, and used for something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Linear(100, 10)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.last(F.max_pool2d(y, 2).flatten(1)) + y.mean((1, 2, 3))[:, None]
+
+
 NETWORKS = {
+    "pooling last": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(100, 10)
+    ),
+    "two channels": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.Conv2d(2, 4, 3, 2), nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(64, 10)
+    ),
+    "used twice": UsedTwice,
     "pooling": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(27, 10)
     ),

@@ -1,12 +1,13 @@
 """Programs on a CPU that are recorded once and replayed, without the work of `vmap` and `grad` in Python.
 
 A function of tensors calls the same PyTorch operators whenever it gets arguments of the same shapes. They are recorded
-during one of its calls, and called directly from then on. The operators, their order and the layout of their tensors
-stay the same, and so do the bits. For small models that is a third of the time.
+during one of its calls, and called directly from then on, some in a layout that is faster and has the same bits
+(`kernels/cpu_layouts.py`). For small models that saves a third of the time.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from operator import getitem
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..kernels.cpu_pooling import max_pool
+from ..kernels.cpu_layouts import rewrite
 
 _log = logging.getLogger("fedmos")
 
@@ -34,7 +35,7 @@ class Recorded:
     """A function of tensors, which is replayed for shapes of arguments that come often.
 
     The first replay of a recording is compared with the function itself, on other arguments than it was recorded with.
-    If they differ, the function is called as before.
+    Without a replay of the same bits, the function is called as before.
 
     Args:
         function: The function. It must depend on nothing but its arguments and on constants.
@@ -43,13 +44,14 @@ class Recorded:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._calls: dict[object, int] = {}
-        self._recordings: dict[object, Function] = {}
-        self._verified: set[object] = set()
+        self._recordings: dict[object, list[Function]] = {}
+        """By shape, candidates for a replay, the fastest first."""
+        self._verified: dict[object, Function] = {}
 
     def __call__(self, *arguments: Tensor) -> Any:
         shape = tuple((a.shape, a.stride()) for a in arguments)
         if shape in self._verified:
-            return self._recordings[shape](*arguments)
+            return self._verified[shape](*arguments)
         self._calls[shape] = self._calls.get(shape, 0) + 1
         if shape in self._recordings:
             return self._verify(shape, arguments)
@@ -61,26 +63,24 @@ class Recorded:
         recorder = _Recorder(arguments)
         with recorder:
             values = self._function(*arguments)
-        try:
-            self._recordings[shape] = recorder.program(values)
-        except Exception as error:  # an operator with arguments that a graph cannot hold
-            _log.debug("A program cannot be recorded: %s", error)
-            self._recordings[shape] = self._function
+        self._recordings[shape] = recorder.programs(values)
         return values
 
     def _verify(self, shape: object, arguments: tuple[Tensor, ...]) -> Any:
         values = self._function(*arguments)
-        if not all(bool(v.isfinite().all()) for v in values):
-            return values  # tells nothing
-        try:
-            same = all(map(torch.equal, values, self._recordings[shape](*arguments)))
-        except Exception as error:
-            _log.debug("A recorded program fails: %s", error)
-            same = False
-        if not same:
-            self._recordings[shape] = self._function
-        self._verified.add(shape)
+        if all(bool(v.isfinite().all()) for v in values):  # others are equal to nothing
+            candidates = self._recordings[shape]
+            same = (replay for replay in candidates if _same(values, replay, arguments))
+            self._verified[shape] = next(same, self._function)
         return values
+
+
+def _same(values: tuple[Tensor, ...], replay: Function, arguments: tuple[Tensor, ...]) -> bool:
+    try:
+        return all(map(torch.equal, values, replay(*arguments)))
+    except Exception as error:
+        _log.debug("A recorded program fails: %s", error)
+        return False
 
 
 class _Recorder(TorchDispatchMode):
@@ -93,37 +93,42 @@ class _Recorder(TorchDispatchMode):
         """By tensor, the node that computes it."""
         self._constants: dict[str, Tensor] = {}
         for number, v in enumerate(arguments):
-            self._nodes[v] = self._graph.placeholder(f"argument_{number}")
+            self._note(v, self._graph.placeholder(f"argument_{number}"))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         named = tree_map_only(Tensor, self._node, given)
         values = func(*given[0], **given[1])
-        node = self._graph.call_function(_SAME_BITS.get(func, func), *named)
+        node = self._graph.call_function(func, *named)
         if isinstance(values, Tensor):
-            self._nodes[values] = node
+            self._note(values, node)
         elif isinstance(values, tuple | list):
             for place, v in enumerate(values):
                 if isinstance(v, Tensor):
-                    self._nodes[v] = self._graph.call_function(getitem, (node, place))
+                    self._note(v, self._graph.call_function(getitem, (node, place)))
         return values
 
-    def program(self, values: tuple[Tensor, ...]) -> Function:
-        """Return a function that calls the operators again and returns what has become of `values`."""
+    def _note(self, v: Tensor, node: fx.Node) -> None:
+        self._nodes[v] = node
+        node.meta |= {"shape": v.shape, "stride": v.stride()}
+
+    def programs(self, values: tuple[Tensor, ...]) -> list[Function]:
+        """Return functions that call the operators again and return what has become of `values`: rewritten, as is."""
         self._graph.output(tuple(map(self._node, values)))
         self._graph.eliminate_dead_code()
-        function: Function = fx.GraphModule(self._constants, self._graph).forward
-        return function
+        try:
+            plain = fx.GraphModule(self._constants, copy.deepcopy(self._graph))
+            rewrite(self._graph)
+            return [fx.GraphModule(self._constants, self._graph).forward, plain.forward]
+        except Exception as error:  # an operator with arguments that a graph cannot hold
+            _log.debug("A program cannot be recorded: %s", error)
+            return []
 
     def _node(self, v: Tensor) -> fx.Node:
         """Return the node of a tensor; one that was not computed in the block is a constant."""
         if v not in self._nodes:
             name = f"constant_{len(self._constants)}"
             self._constants[name] = v
-            self._nodes[v] = self._graph.get_attr(name)
+            self._note(v, self._graph.get_attr(name))
         node: fx.Node = self._nodes[v]
         return node
-
-
-_SAME_BITS: dict[Any, Callable[..., Any]] = {torch.ops.aten.max_pool2d_with_indices.default: max_pool}
-"""Operators, and functions that return the same bits in less time."""

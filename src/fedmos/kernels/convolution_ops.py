@@ -5,6 +5,8 @@ Shapes: x (M, B, C, H, W), w (M, CO, C, K, K).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -121,3 +123,10 @@ def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, groups: int = 1
 def _images(each: list[Tensor]) -> Tensor:
     """Stack the images of the clients as (M, B, C, H, W), channels last."""
     return torch.stack([v.permute(0, 2, 3, 1) for v in each]).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _each(x: Tensor) -> Sequence[Tensor]:
+    """Return the images of each client, channels last. Those of all clients are converted at once."""
+    if x.shape[2] == 1 or x.shape[3:] == (1, 1):  # both layouts are one
+        return [channels_last(a) for a in x]
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3).unbind()
