@@ -189,6 +189,56 @@ def test_layers_of_every_dimension(layer, shape, how):
     assert_same(fm.run(**given | {"engine": "batched"}), fm.run(**given))
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.norm, self.last = nn.GRU(12, 6, batch_first=True), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(self.cells(x.reshape(len(x), 4, 12))[0][:, -1]))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(12, 2, 16, dropout=0.1, batch_first=True)
+        self.norm, self.last = nn.BatchNorm1d(12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(self.layer(x.reshape(len(x), 4, 12)).transpose(1, 2)).mean(2))
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.drop = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout2d(0.3)
+        self.last = nn.Linear(16, 3)
+
+    def forward(self, x):
+        x = self.drop(self.norm(self.conv(x)).relu()).flatten(1)
+        return self.last(F.dropout(x, 0.2, self.training))
+
+
+@pytest.mark.parametrize("network", [Recurrent, Attention, Dropping])
+def test_beside_recurrence_attention_and_dropout(network):
+    torch.manual_seed(0)
+    given = arguments(model=network(), rounds=2)
+    assert_same(fm.run(**given | {"engine": "batched"}), fm.run(**given))
+
+
+def test_adapters_beside_frozen_scales_and_shifts():
+    model = fm.models.lora(resnet(), 2, ["*.conv1"])
+    given = arguments(model=model, rounds=2, batchnorm="local-affine")
+    batched, loop = (fm.run(**given | {"engine": engine}) for engine in ("batched", "loop"))
+    assert_same(batched, loop)
+    assert AFFINE not in loop.server_state
+
+
+def test_a_federation_of_three_samples():
+    given = arguments(model=mlp(), data=federation((3,)), selection=fm.Full(), batch_size=None, rounds=1)
+    assert_same(fm.run(**given | {"engine": "batched"}), fm.run(**given))
+
+
 def test_synchronised_layers_normalise_within_a_client():
     model = nn.SyncBatchNorm.convert_sync_batchnorm(resnet())
     assert_same(fm.run(**arguments(model=model, engine="batched")), fm.run(**arguments(model=resnet())))

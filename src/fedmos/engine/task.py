@@ -77,8 +77,9 @@ class Task:
     def sample_bytes(self) -> int:
         """Bytes that autograd saves per sample between the forward and the backward pass."""
         some = min(8, int(self.data.offsets[-1]))
-        saved = [self._saved_bytes(n) for n in (some // 2, some)]  # the difference excludes constant parts
-        return max(1, (saved[1] - saved[0]) // (some - some // 2))
+        few = some // 2 if some // 2 >= self.model.least_batch else 0
+        saved = [self._saved_bytes(n) for n in (few, some)]  # the difference excludes constant parts
+        return max(1, (saved[1] - saved[0]) // (some - few))
 
     def _saved_bytes(self, samples: int) -> int:
         total = 0
