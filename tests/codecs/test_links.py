@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -179,3 +181,12 @@ def test_a_method_of_a_comparison_has_its_own():
     a, b = (runs.arguments(runner.PlannedRun(label, (), 0), {}) for label in ("a", "b"))
     assert (a["uplink"], a["downlink"]) == (TopK(0.01), None)
     assert (b["uplink"], b["downlink"]) == (Quantize(4), TopK(0.01))
+
+
+def test_the_example_has_every_method_with_every_codec():
+    path = Path(__file__).parents[2] / "examples" / "mnist_codecs.toml"
+    small = {"data": {"name": "digits", "clients": 60}, "model": {"name": "cnn_digits"}}
+    settings = config.parse(config.CompareConfig, tomllib.loads(path.read_text("utf-8")) | small)
+    settings.check()
+    assert len(settings.methods) == 28
+    assert sum(method.uplink is None for method in settings.methods) == 4
