@@ -100,8 +100,8 @@ def vit_b16(
         "intermediate_size": None if width is None else 4 * width,
         "num_attention_heads": heads,
         "hidden_dropout_prob": 0.1 * dropout,
-        "attention_probs_dropout_prob": 0.0,  # it is functional and would draw from the global generator
-        "attn_implementation": "eager",  # the fused kernels do not support vmap on a CPU
+        "attention_probs_dropout_prob": 0.0,  # dropout here would give other results than before
+        "attn_implementation": "eager",  # as would another implementation, by rounding
     }
     return _classifier("vit_b16", "ViT", config, classes, weights, seed)
 
