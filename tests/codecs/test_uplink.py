@@ -184,6 +184,15 @@ def test_only_named_uploads_are_coded():
     assert [r.bytes_up for r in result.history] == [len(r.cohort) * size for r in result.history]
 
 
+def test_the_extra_phase_has_the_codec_without_feedback():
+    """Clients keep no residual in it, so an unbiased codec stays unbiased."""
+    feedback = ErrorFeedback(RandomK(0.3))
+    every = train(LOGISTIC, fm.Mime(lr=LR), "batched", uplink=feedback, **EPOCHS)
+    named = train(LOGISTIC, fm.Mime(lr=LR), "batched", uplink={"delta": feedback, "gradient": RandomK(0.3)}, **EPOCHS)
+    assert torch.equal(every.params, named.params)
+    assert set(every.client_state(0)) == {"codec.delta"}
+
+
 def test_averaged_optimiser_state_is_coded_where_it_is_named():
     local, codec = fm.local.SGD(momentum=0.5, average=True), Float16()
     for link, coded in ((codec, 1), ({"delta": codec, "local.m": codec}, 2), ({"local.m": codec}, 1)):

@@ -15,6 +15,7 @@ from ..core.formatting import format_value
 from ..core.validation import suggest
 from .chain import as_codec, is_codec
 from .codec import Codec
+from .error_feedback import ErrorFeedback
 
 Codecs = Codec | Sequence[Codec]
 """A codec, or several from left to right."""
@@ -99,7 +100,9 @@ def _coded_vector(algorithm: Algorithm, direction: Direction, name: str, codec: 
     if direction == "downlink" or name in algorithm.tracked:
         # Differences to what the other side holds converge only if each message brings both closer.
         return CodedVector(name, codec.contractive())
-    return CodedVector(name, codec, codec.feedback and name in map(_name, algorithm.up))
+    if isinstance(codec, ErrorFeedback) and name not in map(_name, algorithm.up):
+        return CodedVector(name, as_codec(codec.codec))  # in the extra phase: unbiased if the codec is
+    return CodedVector(name, codec, codec.feedback)
 
 
 def link_key(key: Tensor, place: str, name: str) -> Tensor:
