@@ -41,11 +41,11 @@ def test_engines_agree(name):
 @pytest.mark.extended
 def test_engines_agree_with_momentum_and_in_programs_for_the_compiler(name, monkeypatch):
     case, algorithm = NETWORKS[name], fm.FedMoS(lr=0.1)
-    loop = train(case, "loop", algorithm, rounds=2)
-    assert_equal(loop, train(case, "batched", algorithm, rounds=2), case)
+    loop = train(case, "loop", algorithm, rounds=3)
+    assert_equal(loop, train(case, "batched", algorithm, rounds=3), case)
     monkeypatch.setattr(torch._inductor, "compile", lambda program, arguments: program)
     monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
-    compiled = train(case, "auto", algorithm, rounds=2)
+    compiled = train(case, "auto", algorithm, rounds=3)
     assert compiled.info["compiled"]
     assert_equal(loop, compiled, case)
 

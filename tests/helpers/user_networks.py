@@ -274,6 +274,16 @@ def tensors_changed_in_place(net, x):
     return net.head(y)
 
 
+@network(rows, a=linear(8, 8), scale=lambda: torch.ones(8), head=linear(8, 3))
+def constants_changed_in_place(net, x):
+    y = torch.tensor([1.0, 2.0] * 4, dtype=x.dtype, device=x.device).repeat(len(x), 1)
+    y += net.a(x)
+    scale = net.scale.clone()
+    scale[2:4] = net.a.bias[2:4]
+    scale.view(2, 4)[0] *= 2
+    return net.head(y * scale)
+
+
 @network(rows, a=linear(8, 8), head=linear(8, 3))
 def inputs_changed_in_place(net, x):
     x *= 2

@@ -122,10 +122,17 @@ def _tensors(args: Any) -> list[Tensor]:
 
 
 def _lines() -> Hashable:
-    """Return the lines of code that called `__torch_function__`, innermost first."""
+    """Return the lines of the model's code that called `__torch_function__`, innermost first.
+
+    Frames by which PyTorch calls modules do not count: there are others while a program is traced.
+    """
     lines: list[tuple[object, int]] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and len(lines) < 5:
-        lines.append((frame.f_code, frame.f_lineno))
+    while frame is not None and len(lines) < 3:
+        name = frame.f_globals.get("__name__", "")
+        if name == "torch._functorch.functional_call":
+            break  # the call of the model
+        if name != "torch.nn.modules.module" and not name.startswith("torch.fx."):
+            lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return tuple(lines)

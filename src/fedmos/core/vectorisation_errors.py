@@ -34,6 +34,7 @@ _REASONS = {
     "Tensor.requires_grad_()": _DIFFERENTIATES,
     "does not require grad": _DIFFERENTIATES,
     "backward() called inside": _DIFFERENTIATES,
+    "doesn't work on out=": "it calls a function with out= (use what the function returns)",
     "parse": "it uses a sparse tensor (use a dense one, or index_add)",
 }
 """What errors of `torch.func.vmap` contain, and what they mean."""
