@@ -7,7 +7,7 @@ import sys
 # memory alignment of its factors, and so a client's result on which clients share its chunk.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-from . import codecs, local, models
+from . import codecs, local, models, privacy
 from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
@@ -93,6 +93,7 @@ __all__ = [
     "partition",
     "partitions",
     "plot",
+    "privacy",
     "run",
     "run_many",
     "schedules",

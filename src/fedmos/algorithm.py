@@ -52,6 +52,7 @@ RULES = {
     "avg": "Σ_S w_i u_i / Σ_S w_i",
     "avg/K": "Σ_S w_i u_i / K_i / Σ_S w_i",
     "p": "Σ_S p_i u_i, with the clients' importances",
+    "sum": "Σ_S u_i",
     "each": "the rows u_i, (S, …), by ascending client",
 }
 
@@ -233,6 +234,9 @@ class Algorithm:
     """
 
     lr: float
+
+    steps_without_updates: ClassVar[bool] = False
+    """Whether the server also takes its step in a round without updates, with sums of zero."""
 
     @property
     def server_state(self) -> Sequence[Field]:

@@ -64,6 +64,9 @@ class Record:
     metrics: dict[str, float] | None = None
     """Values of the option `metrics` on the test set, in rounds that are evaluated."""
 
+    epsilon: float | None = None
+    """With the option `privacy`, the ε that the run has spent up to and including this round."""
+
     update_norms: list[float | None] | None = None
     """With the option `update_norms`, the norm of each client's update, in the order of `cohort`; None for a client
     whose update did not count, because it was late or not finite, or the round was abandoned."""

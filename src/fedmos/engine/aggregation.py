@@ -73,6 +73,8 @@ def upload_factors(task: Task, rules: Reduce, ids: Tensor, weights: Tensor) -> V
 def _factors(task: Task, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
     if rule == "p":
         return task.data.importance[ids]
+    if rule == "sum":
+        return torch.ones_like(weights)
     return weights / task.steps(task.data.sizes[ids]) if rule == "avg/K" else weights
 
 
@@ -208,7 +210,7 @@ def total(sums: Mapping[int, Sums], rules: Reduce, weights: Tensor, W: float | N
 
 def _scale(rule: str, weights: Tensor, W: float | None) -> float:
     """Return the factor of a sum. Where clients were left out, the weights of the others are scaled up to W."""
-    if rule == "p" or (rule == "w" and W is None):
+    if rule in ("p", "sum") or (rule == "w" and W is None):
         return 1.0
     left = sum(weights.tolist())
     mean = 1 / left if left else 0.0

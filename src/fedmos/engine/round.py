@@ -17,6 +17,7 @@ from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, Th
 from .cohort import Cohort, SampledCohort
 from .declaration import check_model, check_pair, check_shapes
 from .executor import max_abs
+from .job import Phase
 from .named_tensors import named, unchanged
 from .round_record import describe_round, make_timing, update_norms
 from .round_timing import RoundTiming
@@ -116,10 +117,10 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
 
 
 async def train_clients(state: FederatedState, sampled: SampledCohort, timing: RoundTiming) -> TrainingResult | None:
-    """Run the clients' part of the round; returns None for an empty cohort."""
+    """Run the clients' part of the round; returns None if a cohort is empty and the round does not count."""
     cohort = sampled.cohort
     if not cohort.ids.shape[0]:
-        return None
+        return without_clients(state, cohort) if state.quorum(cohort) == 0 else None
     thin = _thinner(state, sampled)
     training = await _run_phases(state, cohort, timing, thin)
     arrived = training.update.arrived
@@ -127,6 +128,23 @@ async def train_clients(state: FederatedState, sampled: SampledCohort, timing: R
         # Late clients count as not sampled, in the extra phase too, so both phases are repeated without them.
         training = await _run_phases(state, arrived.scaled(cohort.W), None, thin)
     return training
+
+
+def without_clients(state: FederatedState, cohort: Cohort) -> TrainingResult:
+    """Return the result of a round in which no client takes part: sums of zero."""
+
+    def zeros(phase: Phase) -> Vectors:
+        return {name: state.x.new_zeros(shape) for name, shape in state.declaration.sums(phase).items()}
+
+    prepared = zeros("prepare") if state.algorithm.prepares(state.t) else {}
+    update = CohortUpdate(
+        sums=zeros("train"),
+        kept=cohort,
+        arrived=cohort,
+        states=(cohort.ids, {}),
+        report=torch.zeros((1 + len(state.reports), 0), dtype=torch.float64, device=state.x.device),
+    )
+    return TrainingResult(state.server_state | prepared, update)
 
 
 def _thinner(state: FederatedState, sampled: SampledCohort) -> Thin | None:
@@ -195,7 +213,8 @@ async def server_step(
     if training is None:
         return _abandoned(state, cohort, torch.empty((1, 0), dtype=torch.float64, device=state.x.device))
     update, report = training.update, training.update.report
-    if update.arrived.ids.shape[0] < state.quorum(cohort) or not update.kept.ids.shape[0]:
+    needed = state.quorum(cohort)
+    if update.arrived.ids.shape[0] < needed or (needed and not update.kept.ids.shape[0]):
         return _abandoned(state, cohort, report)
     x, before, sums = state.x, training.server_state, update.sums
     try:

@@ -57,6 +57,7 @@ def describe_round(
         "late": timing.late + state.backend.late(),
         "abandoned": abandoned,
         "clock": None if state.clock is None else state.clock.now + timing.duration(),
+        "epsilon": None if state.private is None else state.private.epsilon(state.t + 1),
     }
 
 

@@ -34,11 +34,13 @@ class CohortSampler:
         selector: Selector,
         availability: Availability | None,
         last: Tensor,
+        weight: float | None = None,
     ) -> None:
+        """`weight`: that of every client, in place of the selector's; clients then answer no probes, either."""
         N = len(task.data)
         self.selector = selector
         self.selection_state = SelectionState.initial(selector.reports, N)
-        self._task, self._backend, self._last = task, backend, last
+        self._task, self._backend, self._last, self._weight = task, backend, last, weight
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
         self._prefetched: dict[int, SampledCohort] = {}
@@ -118,7 +120,7 @@ class CohortSampler:
         """Make a cohort of each row: distinct clients in ascending order. NumPy is faster for few clients."""
         owner = f"{type(self.selector).__name__}: 'select' must return"
         ids = self._client_numbers(drawn, view.N, "return")
-        if ids.size == 0 and self._availability is None:
+        if ids.size == 0 and self._availability is None and not self.selector.may_be_empty:
             raise ValueError(f"{owner} at least one client, got none")
         fit = weights.shape == ids.shape and weights.dtype.kind in "biuf"
         if not fit or not (ids.size == 0 or (_least(weights, None) >= 0 and _most(weights, None) < np.inf)):
@@ -133,6 +135,8 @@ class CohortSampler:
         if not distinct:
             ids, place = np.unique(ids, return_inverse=True)
             weights = np.bincount(place, weights).astype(np.float64)  # adds one after another
+        if self._weight is not None:
+            weights = np.full(len(ids), self._weight)
         return Cohort.of(_global(view, torch.from_numpy(ids)), torch.from_numpy(weights), self._task.data)
 
     def _client_numbers(self, rows: NDArray[Any], N: int, verb: str) -> NDArray[np.int64]:
@@ -224,7 +228,15 @@ class CohortSampler:
             )
         return torch.from_numpy(available.copy())
 
+    def _check_probes(self) -> None:
+        if self._weight is not None:
+            raise ValueError(
+                f"Cannot use privacy= with {type(self.selector).__name__} because it asks clients for losses or gradients "
+                "without noise; use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"
+            )
+
     def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, sampled: SampledCohort) -> Tensor:
+        self._check_probes()
         if not len(ids):
             return torch.empty(0, dtype=torch.float64)
         losses = as_sent(self._backend.losses(x, t, ids, batch), x)
@@ -234,6 +246,7 @@ class CohortSampler:
         return losses
 
     def _gradients(self, x: Tensor, t: int, ids: Tensor, sampled: SampledCohort) -> Tensor:
+        self._check_probes()
         if not len(ids):
             return x.new_empty(0, len(x))
         rows = self._backend.gradients(x, t, ids)

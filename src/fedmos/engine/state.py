@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,15 @@ from .snapshot import Snapshot
 from .task import Task
 
 
+class PrivateRun(NamedTuple):
+    """What is fixed in advance in a run under privacy, so that it reveals nothing about a cohort."""
+
+    size: float
+    """The expected number of clients of a cohort, which algorithms see as S, and whose inverse is every weight."""
+    epsilon: Callable[[int], float]
+    """Returns the ε that so many rounds spend."""
+
+
 @dataclass(kw_only=True)
 class FederatedState:
     """The server's model and state, the clients' state, selection and history.
@@ -51,6 +60,8 @@ class FederatedState:
     system: System | None = None
     update_norms: bool = False
     """Whether records have the norms of the clients' updates."""
+    private: PrivateRun | None = None
+    """What a run under privacy fixes in advance; None for one without."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -71,7 +82,8 @@ class FederatedState:
         """The reports that clients give from their local training, and the norms that the server takes itself."""
         self.numbers_up = len(extra_reports(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
-        self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last)
+        weight = None if self.private is None else 1 / self.private.size
+        self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last, weight)
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
         self._lr_on_device: tuple[float, Tensor] | None = None
@@ -86,8 +98,8 @@ class FederatedState:
             t=self.t,
             lr=self._lr_on_device[1],
             N=len(self.task.data),
-            S=cohort.ids.shape[0],
-            W=cohort.W,
+            S=cohort.ids.shape[0] if self.private is None else max(1, round(self.private.size)),
+            W=cohort.W if self.private is None else 1.0,
             layers=self.task.model.layers,
             seed=self.task.seed,
             device=self.x.device,
@@ -95,6 +107,8 @@ class FederatedState:
 
     def quorum(self, cohort: Cohort) -> int:
         """Return the smallest number of clients with which a round counts."""
+        if self.algorithm.steps_without_updates:
+            return 0
         if self.system is None:
             return 1
         return max(1, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))

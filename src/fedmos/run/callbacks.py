@@ -158,7 +158,8 @@ def _metrics(record: Record) -> str:
     if record.train_loss is None:
         return ""
     accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:.3f}"
-    return f"  loss {record.train_loss:.4f}{accuracy}"
+    epsilon = "" if record.epsilon is None else f"  ε {record.epsilon:.3g}"
+    return f"  loss {record.train_loss:.4f}{accuracy}{epsilon}"
 
 
 def _columns(out: TextIO) -> int:

@@ -60,7 +60,7 @@ class RunInfo(Mapping[str, Any]):
     diverged: str | None = None
     """The error that ended the run."""
     stopped: str | None = None
-    """The callback that ended the run before its last round."""
+    """What ended the run before its last round: a callback, or the privacy budget."""
     light: bool | None = None
     """True if only model and history of the finished run were kept."""
     checkpoints: dict[str, float] | None = None

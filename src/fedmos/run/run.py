@@ -29,6 +29,7 @@ from ..engine.task import DeviceCache
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..evaluation.user_metrics import choose_metrics, measure
+from ..privacy.sampling import private_selector
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
@@ -39,6 +40,7 @@ from .callbacks import progress_display
 from .early_stopping import EarlyStopping
 from .info import RunInfo
 from .preflight import check_metric, check_target
+from .private import affordable_rounds, describe_privacy, private_run
 from .repeatability import repeatable
 from .result import Result
 from .resume import check_unchanged
@@ -69,7 +71,7 @@ class Run:
             make_backend: makes the backend that trains the clients.
         """
         join()
-        self.spec, self.rounds = spec, spec.rounds
+        self.spec, self.rounds = spec, affordable_rounds(spec)
         self.task = prepare_task(spec, device_cache)
         self._metrics = choose_metrics(self.task, spec.metrics)
         known = [*measurable(self.task), *self._metrics]
@@ -155,13 +157,14 @@ class Run:
         state = FederatedState(
             task=self.task,
             algorithm=algorithm,
-            selector=spec.selection,
+            selector=spec.selection if spec.privacy is None else private_selector(spec.selection),
             backend=make_backend(setting),
             lr_decay=spec.lr_decay,
             rounds=spec.rounds,
             availability=spec.availability,
             system=spec.system,
             update_norms=spec.update_norms,
+            private=private_run(spec),
         )
         if earlier is not None:
             state.restore(earlier)
@@ -265,6 +268,7 @@ class Run:
         """Open the files of the folder and call `on_start` of the callbacks."""
 
         def start_on_rank0() -> str | None:
+            describe_privacy(self.spec)
             if self._folder is not None:
                 self._folder.start(self.info.readable(), self.state.history, self.spec.checkpoint_every)
             self.callbacks.on_start(self.rounds, self.state.t)
@@ -359,6 +363,8 @@ class Run:
     def finish(self, interrupted: bool = False) -> Result:
         """Write the last checkpoint, call `on_end` of the callbacks and return the result."""
         self.info.stopped = self._stopped_by
+        if self._stopped_by is None and self.state.t == self.rounds < self.spec.rounds:
+            self.info.stopped = "privacy budget"
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
             accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.measured))
             if accuracy is not None:

@@ -39,6 +39,7 @@ from ..engine.simulated_clock import System
 from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local, is_local
 from ..local.compose import with_local
+from ..privacy.gaussian import Gaussian
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
@@ -46,6 +47,7 @@ from .batchnorm import apply_batchnorm
 from .callback_list import OnRound, check_callback
 from .decay import compare_decay, convert_decay, is_decay, record_decay
 from .options import instance_of, option, options, options_of
+from .private import compose_privately
 
 
 def _record_target(v: Any) -> Any:
@@ -72,6 +74,10 @@ def _convert_local(v: Any) -> Local:
 
 def _record_local(v: Local | None) -> str | list[str] | None:
     return [repr(one) for one in v] if isinstance(v, Sequence) else None if v is None else repr(v)
+
+
+def _record_privacy(v: Gaussian | None) -> str | None:
+    return None if v is None else repr(v)
 
 
 def _record_loss(v: str | LossFunction) -> str:
@@ -215,6 +221,14 @@ class RunSpec:
         default=None,
         convert=convert_link,
         record=record_link,
+        shared=True,
+    )
+    privacy: Gaussian | None = option(
+        "Differential privacy of each client, e.g. `fm.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)`: "
+        "uploads are clipped and sums get noise; see docs/privacy.md.",
+        instance_of(Gaussian, "a fedmos.privacy.Gaussian"),
+        default=None,
+        record=_record_privacy,
         shared=True,
     )
     eval_every: int = option(
@@ -375,7 +389,12 @@ class RunSpec:
 
     @cached_property
     def composed_algorithm(self) -> Algorithm:
-        """The algorithm with local optimisers, codecs and the clients' BatchNorm state, as the engine runs it."""
+        """The algorithm with all options that change what clients and server compute, as the engine runs it."""
+        return compose_privately(self, self.algorithm_in_public)
+
+    @cached_property
+    def algorithm_in_public(self) -> Algorithm:
+        """The algorithm with local optimisers, codecs and the clients' BatchNorm state, without privacy."""
         coded = with_codecs(with_local(self.algorithm, self.local), self.uplink, self.downlink)
         if self.batchnorm == "local-affine" and any(vector.name == "x" for vector in coding_of(coded).down):
             raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..core.validation import check, share
@@ -39,3 +40,15 @@ class Bernoulli(Selector):
             if len(ids):
                 return ids, equal(len(ids))
         return choose(fold(view.key, -1), view.N, 1), equal(1)
+
+
+class PoissonSampling(Bernoulli):
+    """As `Bernoulli`, but a cohort may be empty, and the weights are 1/(rate · N): the sampling that privacy needs."""
+
+    prefetchable = True
+    may_be_empty = True
+
+    def select(self, view: View) -> tuple[Tensor, Tensor]:
+        ids = (draws(fold(view.key, 0), view.N) < self.rate).nonzero().flatten()
+        size = self.rate * (view.federation or view.N)
+        return ids, torch.full((len(ids),), 1 / size, dtype=torch.float64)

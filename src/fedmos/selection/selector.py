@@ -148,6 +148,8 @@ class Selector:
     """Whether `select` depends only on seed, round, p and n, so that cohorts can be drawn in advance."""
     foreseeable: ClassVar[bool] = False
     """The earlier name of `prefetchable`."""
+    may_be_empty: ClassVar[bool] = False
+    """Whether `select` may return no clients although some are available."""
     cohort_field: ClassVar[str] = "m"
     """The field with the number of clients of a cohort, if the selector has one."""
 

@@ -1,0 +1,15 @@
+"""Client-level differential privacy, `privacy=` of `fm.run`, and the noise that a guarantee needs.
+
+Example:
+    >>> result = fm.run(
+    ...     model, data, fm.FedAvg(lr=0.1), fm.Bernoulli(rate=0.3), rounds=2, local_steps=2, batch_size=8,
+    ...     privacy=fm.privacy.Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-3),
+    ... )
+    >>> [round(record.epsilon, 2) for record in result.history]
+    [1.08, 1.43]
+"""
+
+from .accounting import epsilon, plan
+from .gaussian import Gaussian
+
+__all__ = ["Gaussian", "epsilon", "plan"]

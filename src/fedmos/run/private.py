@@ -1,0 +1,108 @@
+"""The option `privacy` in a run: what it refuses, how cohorts are drawn, and the ε of each round."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from ..algorithm import Algorithm
+from ..engine.cohort_size import cohort_size
+from ..engine.state import PrivateRun
+from ..privacy.accounting import Accountant, accountant
+from ..privacy.compose import remembers, with_privacy
+from ..privacy.sampling import Sampling, sampling_of
+from ..selection.availability import Always
+
+if TYPE_CHECKING:
+    from .spec import RunSpec
+
+_log = logging.getLogger("fedmos")
+
+
+def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm, which is composed with all other options, with the option `privacy`."""
+    if spec.privacy is None:
+        return algorithm
+    _check_options(spec)
+    sampling = _sampling(spec, algorithm)
+    return with_privacy(
+        algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps
+    )
+
+
+def private_run(spec: RunSpec) -> PrivateRun | None:
+    """Return what the engine needs to know of a private run."""
+    if (account := _accountant(spec)) is None:
+        return None
+    return PrivateRun(account.sampling.size, account.epsilon)
+
+
+def affordable_rounds(spec: RunSpec) -> int:
+    """Return the number of rounds of the run: `rounds`, or fewer where more would exceed the privacy budget.
+
+    Raises:
+        ValueError: If the first round exceeds the budget.
+    """
+    account, budget = _accountant(spec), None if spec.privacy is None else spec.privacy.budget
+    if account is None or budget is None or account.epsilon(spec.rounds) <= budget:
+        return spec.rounds
+    if (first := account.epsilon(1)) > budget:
+        raise ValueError(
+            f"Cannot keep the privacy budget of ε = {budget:g} because the first round spends {first:.3g}; use a "
+            "larger 'noise_multiplier', see `fedmos privacy plan`"
+        )
+    low, high = 1, spec.rounds  # ε(low) ≤ budget < ε(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if account.epsilon(middle) <= budget else (low, middle)
+    return low
+
+
+def describe_privacy(spec: RunSpec) -> None:
+    """Log what the guarantee of a private run is about, and what weakens it."""
+    if (account := _accountant(spec)) is None or spec.privacy is None:
+        return
+    sampling, spent = account.sampling, account.epsilon(affordable_rounds(spec))
+    if sampling.law == "none":
+        _log.warning("Privacy is not amplified by sampling because %s", sampling.why)
+    if spec.privacy.delta * sampling.clients >= 1:
+        _log.warning("Privacy: 'delta' should be less than 1/N = %.2g, got %g", 1 / sampling.clients, account.delta)
+    text = "∞" if math.isinf(spent) else f"{spent:.3g}"
+    _log.info("Privacy: ε = %s at δ = %g (%s one client)", text, account.delta, sampling.adjacency)
+
+
+def _accountant(spec: RunSpec) -> Accountant | None:
+    if spec.privacy is None:
+        return None
+    return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public))
+
+
+def _sampling(spec: RunSpec, algorithm: Algorithm) -> Sampling:
+    N = len(spec.data)
+    return sampling_of(
+        spec.selection,
+        N,
+        size=cohort_size(spec.selection, spec.system, N),
+        stateful=remembers(algorithm),
+        availability=not isinstance(spec.availability, Always | None),
+    )
+
+
+def _check_options(spec: RunSpec) -> None:
+    """Refuse options that reveal more than the noisy sums."""
+    if spec.update_norms:
+        raise ValueError(
+            "Cannot use privacy= with update_norms because the norms of single updates would be recorded without noise; "
+            "use update_norms=False"
+        )
+    if spec.system is not None and spec.system.quorum > 0:
+        raise ValueError(
+            "Cannot use privacy= with a quorum because an abandoned round reveals how many clients took part; use "
+            "System(quorum=0)"
+        )
+    if spec.has_client_statistics:
+        raise ValueError(
+            f"Cannot use privacy= with batchnorm={spec.batchnorm!r} because clients upload running statistics, which are "
+            "no updates that can be clipped; use batchnorm='group' or 'frozen'"
+        )

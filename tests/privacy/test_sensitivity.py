@@ -1,0 +1,113 @@
+"""The most by which one client can change the sums of a round."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.codecs import ErrorFeedback, Quantize, TopK
+from helpers.conformance import CASES, EACH, LOGISTIC, LR
+from helpers.private import CLIENTS, Sums, changed_data, distance, gaussian, private
+
+CLIP = 0.03
+EVERYONE = list(range(CLIENTS))
+
+
+def check(algorithm: fm.Algorithm, rounds: int, clip: object = CLIP, clients=(0,), **changes: object) -> None:
+    """Remove a client, and change its data, after some rounds; what the server sent before stays the same."""
+    how = {"privacy": gaussian(clip, 0.0), **changes}
+    sums = Sums(algorithm, **how)
+    sums.play(rounds)
+    groups, slack = math.sqrt(sums.groups()), 1 + 1e-9
+    whole = sums.of(EVERYONE, sent=EVERYONE)
+    assert all(np.isfinite(v).all() for v in whole.values())
+    moved = []
+    for client in clients:
+        rest = sums.of([i for i in EVERYONE if i != client], sent=EVERYONE)
+        moved.append(distance(whole, rest, clip))
+        assert moved[-1] <= groups * slack
+        other = Sums(algorithm, data=changed_data(client), **how)
+        other.state.restore(sums.state.snapshot({}, False))
+        other._prepared = sums._prepared
+        assert distance(whole, other.of(EVERYONE, sent=EVERYONE), clip) <= 2 * groups * slack
+    assert max(moved) > 0.5 * groups  # the bound is reached, more or less
+
+
+@pytest.mark.parametrize("case", EACH, ids=str)
+def test_every_algorithm(case):
+    check(case.make(), 0, engine="loop")
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_algorithm_with_state(case, engine, rounds):
+    check(case.make(), rounds, clients=(0, 3, 6), engine=engine)
+
+
+@pytest.mark.parametrize("case", [c for c in EACH if c.name in ("Scaffold", "Mime", "FedExP", "FedNova")], ids=str)
+def test_bounds_by_upload(case):
+    algorithm = case.make()
+    bounds = {"delta": 0.02, "change": 0.05, "tau": 2.0, "norm2": 1e-4, "gradient": 0.1, "d": 0.1}
+    names = [f if isinstance(f, str) else f[0] for f in (*algorithm.up, *algorithm.prepare_up)]
+    check(algorithm, 1, {name: bounds.get(name, 0.1) for name in names}, engine="loop")
+
+
+@pytest.mark.parametrize("codec", [Quantize(1), ErrorFeedback(TopK(0.2))], ids=str)
+def test_what_is_decoded_is_bounded(codec):
+    """A codec may make vectors longer, so the bound holds for what is summed."""
+    check(fm.Scaffold(lr=LR), 2, uplink=codec, engine="loop")
+
+
+@pytest.mark.parametrize("local", [fm.local.Adam(average=True), fm.local.SGD(momentum=0.9, keep=True)], ids=str)
+def test_local_optimisers(local):
+    check(fm.FedCM(lr=LR), 1, local=local, engine="loop")
+
+
+def test_late_clients_leave_the_sums_of_others_as_they_are():
+    """Weights are not scaled up, in neither phase: a late client is one that was not there."""
+    slow = fm.PerClient([1.0, *[1e6] * (CLIENTS - 1)])
+    system = fm.System(speed=slow, down=1e12, up=1e12, deadline=1.0)
+    for algorithm in (fm.Mime(lr=LR), fm.FedDyn(lr=LR), fm.FedCM(lr=LR), fm.FedNova(lr=LR)):
+        late, absent = (
+            private(algorithm, "loop", selection=fm.FixedCohorts([cohort, EVERYONE]), system=clock, rounds=1)
+            for cohort, clock in ((EVERYONE, system), (EVERYONE[1:], None))
+        )
+        assert late.history[0].late == [0]
+        assert torch.equal(late.params, absent.params)
+
+
+def test_algorithms_do_not_learn_the_size_of_a_cohort():
+    """S and W are those that are expected, for clients and server."""
+
+    class Curious(fm.FedAvg):
+        seen: list = []
+
+        def finish(self, y, s, c, grad):
+            self.seen.append((c.S, c.W))
+            return super().finish(y, s, c, grad)
+
+        def server(self, x, state, agg, ctx):
+            self.seen.append((ctx.S, ctx.W))
+            return super().server(x, state, agg, ctx)
+
+    sums = Sums(Curious(lr=LR), engine="loop", privacy=gaussian(CLIP, 0.0))
+    sums.play(1)
+    sums.of([0, 1])
+    assert set(Curious.seen) == {(CLIENTS, 1.0)}
+
+
+def test_updates_within_the_bound_are_not_changed():
+    """Without noise and clipping, a private round is FedAvg with equal weights."""
+    how = {"rounds": 3, "local_steps": 3, "batch_size": 4, "dtype": torch.float64, "loss": LOGISTIC.loss}
+    given = (LOGISTIC.model(), LOGISTIC.data(), fm.Scaffold(lr=LR))
+    loose = fm.run(*given, fm.Uniform(m=4), privacy=gaussian(1e6, 0.0), **how)
+    equal = fm.FederatedData.from_arrays([LOGISTIC.data().client(i) for i in range(CLIENTS)], importance=[1] * CLIENTS)
+    plain = fm.run(given[0], equal, given[2], fm.Uniform(m=4, weights="mean"), **how)
+    assert torch.allclose(loose.params, plain.params, rtol=1e-12)
+    assert loose.history[0].weights == [0.25] * 4
