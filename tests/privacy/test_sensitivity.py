@@ -43,6 +43,7 @@ def test_every_algorithm(case):
 
 
 @pytest.mark.extended
+@pytest.mark.filterwarnings("ignore:FedHBM with beta")
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 @pytest.mark.parametrize("case", CASES, ids=str)

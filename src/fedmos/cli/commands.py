@@ -17,6 +17,7 @@ from .deploy import app as deploy_app
 from .export import export
 from .group import SETTINGS, MainGroup
 from .listing import list_everything
+from .privacy import app as privacy_app
 from .report import plot, report
 from .reproduce import reproduce
 from .run import resume, run, sweep
@@ -35,6 +36,7 @@ for command in (demo, run, resume, compare, sweep, report, plot, export, check, 
 app.command("list")(list_everything)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
+app.add_typer(privacy_app, name="privacy")
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ ORDER = (
     "check",
     "data",
     "deploy",
+    "privacy",
     "reproduce",
 )
 """The commands in the order in which a user needs them; others follow."""

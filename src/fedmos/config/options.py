@@ -36,6 +36,7 @@ TOML_TYPES: dict[str, Any] = {
     "local": LocalChoice | None,
     "uplink": LinkChoice | None,
     "downlink": LinkChoice | None,
+    "privacy": Choice | None,
     "metrics": MetricNames | None,
     "target": Target | None,
     "device": DeviceName,

@@ -13,6 +13,7 @@ from .. import algorithms as _algorithms
 from .. import codecs as _codecs
 from .. import local as _local
 from .. import models as _models
+from .. import privacy as _privacy
 from .. import selection as _selection
 from ..algorithm import Algorithm
 from ..codecs.codec import Codec
@@ -70,6 +71,11 @@ def codecs() -> dict[str, type[Codec]]:
     """Return the codecs by name."""
     found: dict[str, Any] = {name: getattr(_codecs, name) for name in _codecs.__all__}
     return {name: kind for name, kind in found.items() if isinstance(kind, type) and kind is not Codec}
+
+
+def mechanisms() -> dict[str, type[Any]]:
+    """Return the mechanisms of privacy by name."""
+    return {"Gaussian": _privacy.Gaussian}
 
 
 def profiles() -> dict[str, type[Any]]:

@@ -231,8 +231,8 @@ class CohortSampler:
     def _check_probes(self) -> None:
         if self._weight is not None:
             raise ValueError(
-                f"Cannot use privacy= with {type(self.selector).__name__} because it asks clients for losses or gradients "
-                "without noise; use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"
+                f"Cannot use privacy= with {type(self.selector).__name__} because it asks clients for losses or "
+                "gradients without noise; use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"
             )
 
     def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, sampled: SampledCohort) -> Tensor:

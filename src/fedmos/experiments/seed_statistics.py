@@ -120,6 +120,11 @@ class MethodResult:
         known = {seed: info.get("client_accuracy", {}) for seed, info in self.infos.items()}
         return {seed: float(found["worst_tenth"]) for seed, found in known.items() if "worst_tenth" in found}
 
+    def epsilons(self) -> dict[int, float]:
+        """Return the ε that each run has spent, by seed; empty for runs without privacy."""
+        last = {seed: history[-1].epsilon for seed, history in self.runs.items() if len(history)}
+        return {seed: epsilon for seed, epsilon in last.items() if epsilon is not None}
+
 
 def last_value(history: History, metric: str) -> float | None:
     """Return the last measured value of a metric; None if it was never measured."""

@@ -63,6 +63,8 @@ class ComparisonTable:
         best: Literal["lowest", "highest"] = "lowest" if is_loss(self.metric) else "highest"
         final = partial(_final_mean, self.metric)
         columns.append(TableColumn(f"final {self.metric}", self._final, value=final, best=best))
+        if any(result.epsilons() for result in self.results):
+            columns.append(TableColumn("ε", _epsilon, value=_epsilon_mean, best="lowest"))
         if any(result.worst_clients() for result in self.results):
             columns.append(TableColumn("accuracy of the worst 10 % of clients", _worst, True, _worst_mean, "highest"))
         if self.target is not None and len(self.results) > 1:
@@ -172,6 +174,8 @@ class ComparisonTable:
     def _numbers(self, result: MethodResult) -> dict[str, Any]:
         names = [name for name in TargetCost._fields if name != "seconds" or "seconds" in self._counted]
         per_seed = {name: self.costs(result.label, name) for name in names} | {"final": result.final(self.metric)}
+        if spent := result.epsilons():
+            per_seed["epsilon"] = {seed: spent.get(seed) for seed in result.runs}
         if worst := result.worst_clients():
             per_seed["worst_clients"] = {seed: worst.get(seed) for seed in result.runs}
         known = {name: [v for v in values.values() if v is not None] for name, values in per_seed.items()}
@@ -196,6 +200,17 @@ def _step_size(result: MethodResult) -> str:
     if result.tuned is not None:
         return str(result.tuned)
     return "" if result.lr is None else f"{result.lr:g}"
+
+
+def _epsilon(result: MethodResult) -> str:
+    known = list(result.epsilons().values())
+    if any(math.isinf(epsilon) for epsilon in known):
+        return "∞"
+    return spread(known, 3) if known else "∞"
+
+
+def _epsilon_mean(result: MethodResult) -> float | None:
+    return _mean_of_all(list(result.epsilons().values()))
 
 
 def _worst(result: MethodResult) -> str:

@@ -73,6 +73,11 @@ class Deployment:
     @classmethod
     def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
         parts = {"data": _NO_DATA} | {name: value for name, value in given.items() if name not in _BY_SERVER}
+        if parts.get("privacy") is not None:
+            raise ValueError(
+                "Cannot use privacy= in a deployment because its noise is reproducible from the seed, which protects "
+                "no client there; simulate it"
+            )
         deploy = parts.pop("deploy", Deploy())
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")

@@ -6,7 +6,7 @@ Example:
     ...     privacy=fm.privacy.Gaussian(clip=1.0, noise_multiplier=2.0, delta=1e-3),
     ... )
     >>> [round(record.epsilon, 2) for record in result.history]
-    [1.08, 1.43]
+    [0.66, 0.87]
 """
 
 from .accounting import epsilon, plan

@@ -86,6 +86,8 @@ def with_privacy(
     """
     if privacy is None:
         return algorithm
+    if privacy.adaptive:
+        raise ValueError("Cannot clip adaptively because this version does not account for it; use adaptive=False")
     _check_rules(algorithm, steps)
     sums = PrivateSums(_groups(algorithm, privacy), float(privacy.noise_multiplier), size, clients, steps)
     return recast(algorithm, _private_class(type(algorithm), sums))  # type: ignore[arg-type]  # a class is hashable
@@ -120,9 +122,8 @@ def _groups(algorithm: Algorithm, privacy: Gaussian) -> tuple[Group, ...]:
     owner, known = type(algorithm).__name__, (*uploads["train"], *uploads["prepare"])
     for name in privacy.clip:
         if name not in known:
-            raise ValueError(
-                f"Gaussian: 'clip' must name uploads of {owner} ({', '.join(known)}), got {name!r}{suggest(name, known)}"
-            )
+            got = f"{name!r}{suggest(name, known)}"
+            raise ValueError(f"Gaussian: 'clip' must name uploads of {owner} ({', '.join(known)}), got {got}")
     for name in known:
         if name not in privacy.clip:
             raise ValueError(f"Gaussian: 'clip' must have a bound for each upload of {owner}, got none for {name!r}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.formatting import format_value
-from ..core.validation import LARGE, Rule, boolean, check, none, non_negative, positive, require
+from ..core.validation import LARGE, Rule, boolean, check, non_negative, none, positive, require
 
 _probability = Rule("in (0, 1)", lambda v: positive.test(v) and v < 1)
 
@@ -27,8 +27,7 @@ class Gaussian:
             infinite.
         delta: The δ at which ε is computed; less than 1/(number of clients).
         budget: The largest ε. The run ends before the round that would exceed it. None for no limit.
-        adaptive: Whether `clip` follows the median norm of the updates (Andrew et al., 2021), with `clip` as its first
-            value. The noise of the fraction of clipped clients is part of `noise_multiplier`.
+        adaptive: Whether `clip` follows the norms of the updates (Andrew et al., 2021); runs refuse it as yet.
 
     Raises:
         ValueError: If a value is out of range.

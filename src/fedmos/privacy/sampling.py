@@ -72,12 +72,13 @@ def sampling_of(
         why = "cohorts of a fixed size tell by the state of some clients whether others took part before"
         return Sampling("none", size, clients, "replace", why)
     if availability:
-        return Sampling("none", size, clients, "replace", "the share of clients that take part changes with availability")
+        why = "the share of clients that take part changes with availability"
+        return Sampling("none", size, clients, "replace", why)
     return Sampling("fixed", size, clients, "replace", "cohorts have a fixed size and are drawn without replacement")
 
 
 def private_selector(selector: Selector) -> Selector:
-    """Return the selector whose cohorts the accountant assumes: `Bernoulli` must not draw again if nobody takes part."""
+    """Return the selector whose cohorts the accountant assumes: `Bernoulli` does not redraw if nobody takes part."""
     return PoissonSampling(rate=selector.rate) if isinstance(selector, Bernoulli) else selector
 
 
@@ -96,5 +97,5 @@ def _check(selector: Selector) -> None:
         raise ValueError(f"{owner} it chooses uploads by what clients report; {_INSTEAD}")
     if isinstance(selector, FixedCohorts) and selector.weights is not None:
         raise ValueError(f"{owner} its weights change how much a client can contribute; leave them out")
-    if type(selector) is not Bernoulli and isinstance(selector, Bernoulli) and not isinstance(selector, PoissonSampling):
+    if isinstance(selector, Bernoulli) and type(selector) not in (Bernoulli, PoissonSampling):
         raise ValueError(f"{owner} it may draw other cohorts than fm.Bernoulli; {_INSTEAD}")

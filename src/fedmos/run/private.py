@@ -26,9 +26,7 @@ def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
         return algorithm
     _check_options(spec)
     sampling = _sampling(spec, algorithm)
-    return with_privacy(
-        algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps
-    )
+    return with_privacy(algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps)
 
 
 def private_run(spec: RunSpec) -> PrivateRun | None:
@@ -93,8 +91,8 @@ def _check_options(spec: RunSpec) -> None:
     """Refuse options that reveal more than the noisy sums."""
     if spec.update_norms:
         raise ValueError(
-            "Cannot use privacy= with update_norms because the norms of single updates would be recorded without noise; "
-            "use update_norms=False"
+            "Cannot use privacy= with update_norms because the norms of single updates would be recorded without "
+            "noise; use update_norms=False"
         )
     if spec.system is not None and spec.system.quorum > 0:
         raise ValueError(
@@ -103,6 +101,6 @@ def _check_options(spec: RunSpec) -> None:
         )
     if spec.has_client_statistics:
         raise ValueError(
-            f"Cannot use privacy= with batchnorm={spec.batchnorm!r} because clients upload running statistics, which are "
-            "no updates that can be clipped; use batchnorm='group' or 'frozen'"
+            f"Cannot use privacy= with batchnorm={spec.batchnorm!r} because clients upload running statistics, which "
+            "are no updates that can be clipped; use batchnorm='group' or 'frozen'"
         )

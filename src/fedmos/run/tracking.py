@@ -29,7 +29,7 @@ class Tracker(Callback, ABC):
     def on_round(self, record: Record) -> None:
         """Log the metrics, the traffic and the time of a round."""
         values = (
-            {name: getattr(record, name) for name in (*METRICS, "clock", "seconds")}
+            {name: getattr(record, name) for name in (*METRICS, "clock", "seconds", "epsilon")}
             | (record.metrics or {})
             | {
                 "megabytes_down": record.bytes_down / 1e6,

@@ -1,0 +1,58 @@
+"""`fedmos privacy`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .group import CommandGroup
+
+console = Console(soft_wrap=True)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Plan the noise of private runs.")
+
+
+@app.callback()
+def _group() -> None:
+    pass  # with one command only, typer would take its name for an argument
+
+
+@app.command()
+def plan(
+    epsilon: Annotated[float, typer.Option(help="The ε that the run may spend.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
+    clients: Annotated[int, typer.Option(help="Number of clients in the federation.")],
+    rate: Annotated[
+        float | None, typer.Option(help="Each client takes part with this probability (selection Bernoulli).")
+    ] = None,
+    m: Annotated[int | None, typer.Option(help="So many clients take part in each round (selection Uniform).")] = None,
+    delta: Annotated[float | None, typer.Option(help="The δ of the guarantee (default: clients^-1.1).")] = None,
+    stateful: Annotated[
+        bool, typer.Option("--stateful", help="Clients keep state between rounds, as in SCAFFOLD.")
+    ] = False,
+) -> None:
+    """Print the smallest noise multiplier with which a run stays within ε.
+
+    For example: fedmos privacy plan --epsilon 4 --rounds 500 --clients 5000 --rate 0.02. Without --rate and --m, every
+    client takes part in every round.
+    """
+    from ..privacy.accounting import epsilon as spent
+    from ..privacy.accounting import plan as find
+    from ..privacy.sampling import sampling_of
+    from ..selection.bernoulli import Bernoulli
+    from ..selection.full import Full
+    from ..selection.uniform import Uniform
+
+    if rate is not None and m is not None:
+        raise ValueError("plan: at most one of --rate and --m must be given, got both")
+    selection = Bernoulli(rate=rate) if rate is not None else Uniform(m=m) if m is not None else Full()
+    delta = max(clients, 2) ** -1.1 if delta is None else delta
+    noise = find(epsilon, rounds=rounds, delta=delta, selection=selection, clients=clients, stateful=stateful)
+    reached = spent(noise, rounds=rounds, delta=delta, selection=selection, clients=clients, stateful=stateful)
+    sampling = sampling_of(selection, clients, stateful=stateful)
+    console.print(f"noise_multiplier = {noise:.4f}", highlight=False)
+    meaning = "added or removed" if sampling.adjacency == "add or remove" else "replaced"
+    console.print(f"ε = {reached:.4f} at δ = {delta:.3g} after {rounds} rounds, one client {meaning}", highlight=False)
+    if sampling.law == "none":
+        console.print(f"Not amplified by sampling because {sampling.why}", highlight=False)

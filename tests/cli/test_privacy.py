@@ -1,0 +1,28 @@
+"""`fedmos privacy`."""
+
+import pytest
+
+import fedmos as fm
+from helpers.command_line import command_line
+
+pytest.importorskip("dp_accounting")
+
+
+def test_plan_prints_the_noise(tmp_path):
+    asked = ("privacy", "plan", "--epsilon", "4", "--rounds", "500", "--clients", "5000")
+    done = command_line(*asked, "--rate", "0.02", "--delta", "1e-5", cwd=tmp_path)
+    noise = fm.privacy.plan(4.0, rounds=500, delta=1e-5, selection=fm.Bernoulli(rate=0.02), clients=5000)
+    assert done.returncode == 0
+    assert f"noise_multiplier = {noise:.4f}" in done.stdout
+    assert "at δ = 1e-05 after 500 rounds, one client added or removed" in done.stdout
+    everyone = command_line(*asked, cwd=tmp_path)
+    assert "Not amplified by sampling because Full draws no random cohorts" in everyone.stdout
+    assert "δ = 8.53e-05" in everyone.stdout
+
+
+def test_mistakes(tmp_path):
+    asked = ("privacy", "plan", "--epsilon", "4", "--rounds", "5", "--clients", "50")
+    both = command_line(*asked, "--rate", "0.02", "--m", "3", cwd=tmp_path)
+    assert both.returncode == 2
+    assert "at most one of --rate and --m must be given, got both" in both.stderr
+    assert "'m' must be ≤ the number of clients (50), got 60" in command_line(*asked, "--m", "60", cwd=tmp_path).stderr
