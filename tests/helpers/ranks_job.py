@@ -63,6 +63,13 @@ HARD = {
         "downlink": fm.codecs.TopK(0.1),
         "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
     },
+    "privacy": {
+        "algorithm": fm.Mime(lr=0.05, beta=0.5),
+        "selection": fm.Bernoulli(rate=0.1),
+        "privacy": fm.privacy.Gaussian(0.5, 0.1, 1e-3),
+        "uplink": fm.codecs.Quantize(4),
+        "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
+    },
     "BatchNorm state that clients keep": {
         "algorithm": fm.Scaffold(lr=0.05),
         "selection": fm.Uniform(m=5),

@@ -229,7 +229,6 @@ class RunSpec:
         instance_of(Gaussian, "a fedmos.privacy.Gaussian"),
         default=None,
         record=_record_privacy,
-        shared=True,
     )
     eval_every: int = option(
         "Evaluate after every so many rounds, and after the last.",
