@@ -64,6 +64,11 @@ def test_probes_and_thinning(deployed, selector):
     compare(deployed, fm.FedAvg(lr=0.1), "both", selection=SELECTORS[selector])
 
 
+def test_a_client_that_keeps_the_model_it_received(deployed):
+    """One tensor under two names in the client's folder: LocalGHBM's r_i, and what the server knows it to hold."""
+    compare(deployed, fm.LocalGHBM(lr=0.05), "down")
+
+
 def test_double_precision(deployed):
     compare(deployed, fm.FedDyn(lr=0.1), "both", dtype=torch.float64)
 
@@ -72,7 +77,9 @@ def test_double_precision(deployed):
 @pytest.mark.parametrize("case", EACH, ids=str)
 @pytest.mark.extended
 def test_every_algorithm(deployed, case, link):
-    compare(deployed, case.make(lr=0.05), link)
+    algorithm = case.make(lr=0.05)
+    named = {} if link != "sign" else {"downlink": {algorithm.down[0]: TopK(0.5)}}  # FedACG sends z in place of x
+    compare(deployed, algorithm, link, **named)
 
 
 @pytest.mark.parametrize("selector", sorted(set(SELECTORS) - {"rpow-d", "ActiveFL", "Oort"}))

@@ -97,7 +97,8 @@ class ClientFolder:
                     path.unlink()
 
     def _write(self, path: Path, t: int, tensors: Vectors) -> None:
-        content = {name: v.detach().cpu().contiguous() for name, v in tensors.items()}
+        # Copies, because a method may return one tensor under two names, which safetensors refuses.
+        content = {name: v.detach().cpu().contiguous().clone() for name, v in tensors.items()}
         metadata = {"run": self._run, "client": self._client, "round": str(t), "sha256": _hash(content)}
         path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes can write at the same time if a request was sent twice.
