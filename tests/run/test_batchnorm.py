@@ -251,6 +251,10 @@ class OwnForward(nn.BatchNorm1d):
             {"downlink": fm.codecs.TopK(0.5), "batchnorm": "local-affine"},
             "Cannot use 'downlink' with batchnorm='local-a",
         ),
+        (
+            {"privacy": fm.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)},
+            "Cannot use privacy= with batchn",
+        ),
         ({"callbacks": [fm.Diagnostics()]}, "Cannot measure diagnostics with batchnorm='local'"),
         (
             {"model": nn.Sequential(nn.Flatten(), nn.Linear(48, 8), OwnForward(8), nn.Linear(8, 3))},
