@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 import fedmos as fm
 from fedmos.engine import program
 from helpers.conformance import DEVICE
-from helpers.user_networks import CLIENT_BY_CLIENT, NETWORKS, Case
+from helpers.unvectorised_networks import CLIENT_BY_CLIENT
+from helpers.user_networks import NETWORKS, Case
 
 
 def train(case: Case, engine: str, algorithm: fm.Algorithm | None = None, **changes) -> fm.Result:
