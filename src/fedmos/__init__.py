@@ -7,7 +7,7 @@ import sys
 # memory alignment of its factors, and so a client's result on which clients share its chunk.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-from . import codecs, local, models, privacy
+from . import aggregation, attacks, codecs, local, models, privacy
 from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
@@ -79,8 +79,10 @@ __all__ = [
     "Table",
     "View",
     "__version__",
+    "aggregation",
     "algorithms",
     "analysis",
+    "attacks",
     "availabilities",
     "check",
     "codecs",

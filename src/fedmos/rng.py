@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     PROBE = 9
     DIAGNOSTICS = 10
     ALGORITHM = 11
+    ATTACK = 12
 
 
 def signed(value: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..aggregation.rule import Aggregation
 from ..algorithm import Algorithm
 from ..algorithms import FedAvg
 from ..codecs.chain import as_codec, is_codec
@@ -15,6 +16,7 @@ from ..core.formatting import format_value
 from ..core.validation import LOCAL, count, none, require
 from ..local.chain import is_local
 from ..selection.selector import Selector
+from .aggregation import AggregationChecks
 from .algorithm import AlgorithmChecks, Check
 from .codec import CodecChecks
 from .findings import Findings
@@ -22,17 +24,19 @@ from .selector import SelectorChecks
 
 
 def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) -> list[str]:
-    """Check an algorithm, a selector, a local optimiser or a codec of one's own on a small federation.
+    """Check an algorithm, selector, local optimiser, codec or aggregation rule of one's own on a small federation.
 
     The checks of an algorithm: its declaration; a client alone against a cohort, which finds `g.norm()` without `dim`;
     the shapes of what every method returns; purity (no change in place, no global random generator, nothing kept on
     self, the same result for the same arguments); bytes as declared; a cohort in blocks, as on several ranks; an
     identical run, alone, resumed, or beside another. A selector: its ids and weights, few available clients, purity,
     its declared state, and what it claims about drawing ahead. A codec: its fields and bytes as declared, a cohort row
-    by row, purity, values that are not finite, its mean over keys if it claims to be unbiased.
+    by row, purity, values that are not finite, its mean over keys if it claims to be unbiased. An aggregation rule: its
+    shape, purity, the order of clients, equal rows, a change of units.
 
     Args:
-        obj: An object of a class of algorithms, selectors, local optimisers or codecs; or a list of the last two.
+        obj: An object of a class of algorithms, selectors, aggregation rules, local optimisers or codecs; or a list of
+            the last two.
         local_steps: The number of local steps; None for one epoch, in which clients have different numbers of steps.
         verbose: Whether to print every check with its outcome.
 
@@ -78,8 +82,10 @@ def _checks(obj: Any, findings: Findings, local_steps: int | None) -> list[Check
         return AlgorithmChecks(FedAvg(lr=0.05), findings, local_steps, obj).checks()
     if isinstance(obj, Codec):
         return CodecChecks(obj, findings).checks()
+    if isinstance(obj, Aggregation):
+        return AggregationChecks(obj, findings).checks()
     kinds = "an algorithm, a selector or a local optimiser"
-    if isinstance(obj, type) and issubclass(obj, Algorithm | Selector | Codec):
+    if isinstance(obj, type) and issubclass(obj, Algorithm | Selector | Codec | Aggregation):
         raise ValueError(f"check: 'obj' must be {kinds}, got the class {obj.__name__}; use {obj.__name__}(...)")
     raise ValueError(f"check: 'obj' must be {kinds}, got {format_value(obj)}")
 

@@ -24,13 +24,13 @@ def list_everything(
         list[str] | None,
         typer.Argument(
             metavar="[FILTER]...",
-            help="A part (algorithms, codecs, local, selectors, availability, profiles, schedules, partitions, models, "
-            "data) or part of a name.",
+            help="A part (algorithms, codecs, local, aggregation, attacks, selectors, availability, profiles, "
+            "schedules, partitions, models, data) or part of a name.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Show every algorithm, codec, local optimiser, selector, data set, partition and model, with their fields.
+    """Show every algorithm, codec, aggregation rule, selector, data set, partition, model, … with their fields.
 
     For example: fedmos list selectors; fedmos list prox; fedmos list models cnn
     """
@@ -53,6 +53,8 @@ def _parts() -> dict[str, Part]:
         "Algorithms": registry.algorithms(),
         "Local optimisers": registry.local_optimizers(),
         "Codecs": registry.codecs(),
+        "Aggregation rules": registry.aggregations(),
+        "Attacks": registry.attacks(),
         "Selectors": registry.selectors(),
         "Availability": registry.availabilities(),
         "Profiles of speed and bandwidth": registry.profiles(),

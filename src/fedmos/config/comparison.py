@@ -34,7 +34,7 @@ from .fields import (
     non_empty_list,
     one_of_names,
 )
-from .training import Training, build_link, build_local, check_model_and_target
+from .training import Training, build_link, build_local, build_robust, check_model_and_target
 
 
 class Method(Strict):
@@ -49,6 +49,10 @@ class Method(Strict):
     """Codecs of this method's uploads; by default those of the comparison."""
     downlink: LinkChoice | None = None
     """Codecs of what this method's server sends; by default those of the comparison."""
+    aggregation: Choice | None = None
+    """The aggregation rule of this method; by default that of the comparison."""
+    attack: Choice | None = None
+    """The attack on this method; by default that of the comparison."""
     grid: Grid | None = None
     """Values to try for fields of the algorithm, in all combinations; `lr` here replaces the step sizes of `tune`."""
 
@@ -190,6 +194,9 @@ class CompareConfig(Training):
         for name in ("uplink", "downlink"):
             if (link := getattr(method, name)) is not None:
                 given[name] = build_link(f"{where}.{name}", link)
+        for name in ("aggregation", "attack"):
+            if (choice := getattr(method, name)) is not None:
+                given[name] = build_robust(f"{where}.{name}", choice)
         return given
 
     def _variants(self, method: Method) -> Iterator[Choice]:

@@ -37,6 +37,8 @@ TOML_TYPES: dict[str, Any] = {
     "uplink": LinkChoice | None,
     "downlink": LinkChoice | None,
     "privacy": Choice | None,
+    "aggregation": Choice | None,
+    "attack": Choice | None,
     "metrics": MetricNames | None,
     "target": Target | None,
     "device": DeviceName,

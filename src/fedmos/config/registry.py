@@ -9,13 +9,17 @@ from typing import Any, TypeVar
 
 import torch
 
+from .. import aggregation as _aggregation
 from .. import algorithms as _algorithms
+from .. import attacks as _attacks
 from .. import codecs as _codecs
 from .. import local as _local
 from .. import models as _models
 from .. import privacy as _privacy
 from .. import selection as _selection
+from ..aggregation import Aggregation
 from ..algorithm import Algorithm
+from ..attacks import Attack
 from ..codecs.codec import Codec
 from ..core import schedules as _schedules
 from ..data import datasets as _datasets
@@ -76,6 +80,16 @@ def codecs() -> dict[str, type[Codec]]:
 def mechanisms() -> dict[str, type[Any]]:
     """Return the mechanisms of privacy by name."""
     return {"Gaussian": _privacy.Gaussian}
+
+
+def aggregations() -> dict[str, type[Aggregation]]:
+    """Return the aggregation rules by name."""
+    return {name: getattr(_aggregation, name) for name in _aggregation.__all__ if name != "Aggregation"}
+
+
+def attacks() -> dict[str, type[Attack]]:
+    """Return the attacks by name."""
+    return {name: getattr(_attacks, name) for name in _attacks.__all__ if name != "Attack"}
 
 
 def profiles() -> dict[str, type[Any]]:

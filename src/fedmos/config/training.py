@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import torch
 from pydantic import create_model, model_validator
 
+from ..aggregation import Aggregation
 from ..algorithm import Algorithm
+from ..attacks import Attack
 from ..codecs.codec import Codec
 from ..core.formatting import format_value
 from ..core.losses import NAMES
@@ -128,6 +130,7 @@ class Training(TrainingOptions):
         if self.privacy is not None:
             given["privacy"] = build("privacy", self.privacy, registry.mechanisms(), Gaussian)
         given |= {name: build_link(name, getattr(self, name)) for name in ("uplink", "downlink")}
+        given |= {name: build_robust(name, getattr(self, name)) for name in ("aggregation", "attack")}
         return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}
 
     def make_model(self, seed: int) -> torch.nn.Module:
@@ -149,6 +152,15 @@ def build_link(where: str, given: Choice | list[Choice] | Mapping[str, Choice | 
     if isinstance(given, list):
         return [build(f"{where}.{i}", choice, registry.codecs(), Codec) for i, choice in enumerate(given)]
     return None if given is None else build(where, given, registry.codecs(), Codec)
+
+
+def build_robust(where: str, given: Choice | None) -> Any:
+    """Build the aggregation rule or the attack of a configuration; the last part of `where` says which."""
+    if given is None:
+        return None
+    if where.endswith("aggregation"):
+        return build(where, given, registry.aggregations(), Aggregation)
+    return build(where, given, registry.attacks(), Attack)
 
 
 def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) -> list[str]:

@@ -13,6 +13,7 @@ from ..algorithm import RULES, Algorithm, ClientContext, Field, Layers, Reduce, 
 from ..core.formatting import format_value
 from ..core.validation import suggest
 from .job import Phase
+from .row_rules import gathered, row_rule
 from .watch import refusing_draws
 
 Shapes = dict[str, tuple[int, ...]]
@@ -68,8 +69,9 @@ class Declaration:
         return {name: self.up(phase)[upload] for name, (upload, _) in self.rules(phase).items()}
 
     def rules(self, phase: Phase) -> Reduce:
-        """Return the declared sums of a phase with their rules."""
-        return self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
+        """Return what a backend computes in a phase: the declared sums with their rules, or the rows for them."""
+        declared = self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
+        return declared if row_rule(self.algorithm) is None else gathered(declared)
 
     def initial(self, declared: Shapes, x: Tensor) -> Vectors:
         """Return the initial value of declared state: zeros unless `init` gives another."""

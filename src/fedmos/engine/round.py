@@ -21,6 +21,7 @@ from .job import Phase
 from .named_tensors import named, unchanged
 from .round_record import describe_round, make_timing, update_norms
 from .round_timing import RoundTiming
+from .row_aggregation import aggregate_rows
 from .sampling import as_sent
 from .state import FederatedState, with_statistics
 
@@ -176,11 +177,13 @@ async def _run_phases(
             prepared = await state.backend.run_phase(cohort, given, observer)
             if len(prepared.kept.ids) < state.quorum(cohort):
                 return TrainingResult(server_state, prepared._replace(kept=cohort.none()))  # nobody is asked to train
+            prepared = aggregate_rows(state, "prepare", prepared)
             server_state = server_state | prepared.sums
         message = broadcast(state, server_state, ctx)
         updates = state.sampler.selector.updates
         given = given._replace(phase="train", msg=message, reports=state.reports, thin=thin, updates=updates)
         update = await state.backend.run_phase(cohort, given, observer)
+        update = aggregate_rows(state, "train", update)
     except NonFiniteUpdate as error:
         client = state.task.data.label(error.client)
         raise DivergenceError(
@@ -214,7 +217,7 @@ async def server_step(
         return _abandoned(state, cohort, torch.empty((1, 0), dtype=torch.float64, device=state.x.device))
     update, report = training.update, training.update.report
     needed = state.quorum(cohort)
-    if update.arrived.ids.shape[0] < needed or (needed and not update.kept.ids.shape[0]):
+    if update.arrived.ids.shape[0] < needed or (needed and update.kept.ids.shape[0] < state.min_uploads):
         return _abandoned(state, cohort, report)
     x, before, sums = state.x, training.server_state, update.sums
     try:

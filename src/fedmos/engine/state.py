@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from .named_tensors import named, unchanged
 from .rank_exchange import collect_states
 from .ranks import Ranks
 from .reports import check_reports, extra_reports, in_training
+from .row_rules import row_rule
 from .sampling import CohortSampler
 from .simulated_clock import System
 from .snapshot import Snapshot
@@ -62,6 +63,8 @@ class FederatedState:
     """Whether records have the norms of the clients' updates."""
     private: PrivateRun | None = None
     """What a run under privacy fixes in advance; None for one without."""
+    hostile: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """The clients that attack."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -110,8 +113,14 @@ class FederatedState:
         if self.algorithm.steps_without_updates:
             return 0
         if self.system is None:
-            return 1
-        return max(1, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
+            return self.min_uploads
+        return max(self.min_uploads, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
+
+    @property
+    def min_uploads(self) -> int:
+        """The smallest number of uploads that can be aggregated."""
+        rule = row_rule(self.algorithm)
+        return 1 if rule is None else max(1, rule.aggregation.min_clients)
 
     def gradient_estimate(self, cohort: Cohort) -> Tensor | None:
         """Return the server state's estimate of the gradient at x, after a round with such a cohort."""

@@ -29,7 +29,8 @@ _GENERATORS = {"torch": "PyTorch's", "numpy": "NumPy's", "random": "Python's"}
 _KEYS: dict[str, str | None] = {
     **dict.fromkeys(("broadcast", "server", "evaluated", "idle", "gradient_estimate"), "ctx.key"),
     **dict.fromkeys(("select", "select_ahead", "thin"), "view.key"),
-    **dict.fromkeys(("init", "prepares", "update"), None),
+    **dict.fromkeys(("init", "prepares", "update", "aggregate"), None),
+    **dict.fromkeys(("forge", "poison"), "key"),
 }
 """By method, the random stream that it gets; those that are not listed get that of the client."""
 

@@ -87,7 +87,8 @@ def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None
         for fields, method in zip((old, new), methods, strict=True):
             fields[f"methods.{i}.algorithm"] = method.algorithm.but(lr=None).model_dump()
             fields[f"methods.{i}.selection"] = method.selection.model_dump()
-            for name, value in method.model_dump(include={"local", "uplink", "downlink"}).items():
+            own = {"local", "uplink", "downlink", "aggregation", "attack"}
+            for name, value in method.model_dump(include=own).items():
                 fields[f"methods.{i}.{name}"] = value
     lengths = {"rounds": (before.rounds, config.rounds)}
     if before.tune is not None and config.tune is not None:

@@ -87,6 +87,11 @@ class Deployment:
                 "Cannot balance the classes in a deployment because the server does not see the clients' labels; use a "
                 "list of weights"
             )
+        if made.spec.attack is not None:
+            raise ValueError(
+                f"Cannot use attack={made.spec.attack!r} in a deployment because hostile clients are simulated; use "
+                "fm.run"
+            )
         if made.data is None and deploy.clients is None:
             raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
         if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):

@@ -22,6 +22,9 @@ class BackendSetting(NamedTuple):
     """What a backend is made from."""
 
     task: Task
+    """What clients train on."""
+    measured: Task
+    """What metrics are measured on: the same, unless hostile clients poison their data."""
     algorithm: Algorithm
     plan: ExecutionPlan
     system: System | None
@@ -44,7 +47,7 @@ def local_backend(given: BackendSetting) -> LocalBackend:
         given.algorithm,
         given.plan,
         clients=ClientStore(initial, len(task.data), given.scratch, share=share),
-        evaluator=Evaluator([task], vectorised=given.plan.engine == "batched", ranks=ranks),
+        evaluator=Evaluator([given.measured], vectorised=given.plan.engine == "batched", ranks=ranks),
         clock=None if given.system is None else Clock(given.system, len(task.data), task.seed),
         policy=UpdatePolicy(drop=given.on_bad_update == "drop"),
         ranks=ranks,

@@ -57,6 +57,8 @@ class RunInfo(Mapping[str, Any]):
     recovered: str | None = None
     """The round from which a run continued because newer checkpoints were damaged."""
     client_accuracy: dict[str, Any] | None = None
+    hostile: list[int] | None = None
+    """The hostile clients of the option `attack`."""
     diverged: str | None = None
     """The error that ended the run."""
     stopped: str | None = None

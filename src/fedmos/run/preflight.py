@@ -18,10 +18,12 @@ from ..core.metric_names import target_rule
 from ..core.precision import Precision
 from ..core.schedules import factor_of
 from ..core.validation import require, suggest
-from ..engine.cohort_size import over_selecting
+from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.declaration import names_of
 from ..engine.lr_schedule import decayed
 from ..engine.simulated_clock import Clock
+from .hostile import hostile_clients
+from .robust import check_aggregation
 from .spec import RunSpec
 
 _CHECKED_ROUNDS = 10_000
@@ -60,6 +62,10 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
         with located("system"):
             over_selecting(spec.selection, spec.system, N)
             Clock(spec.system, N, spec.seed)
+    with located(f"{where}aggregation"):
+        check_aggregation(spec, cohort_size(spec.selection, spec.system, N))
+    with located(f"{where}attack"):
+        hostile_clients(spec)
     if callable(spec.lr_decay):
         with located(""):
             for t in _scheduled_rounds(spec):

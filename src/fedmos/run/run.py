@@ -38,6 +38,7 @@ from .build import prepare_task
 from .callback_list import CallbackList
 from .callbacks import progress_display
 from .early_stopping import EarlyStopping
+from .hostile import hostile_clients, poisoned
 from .info import RunInfo
 from .preflight import check_metric, check_target
 from .private import affordable_rounds, describe_privacy, private_run
@@ -93,6 +94,7 @@ class Run:
         self.interrupted = False
         """Whether Ctrl-C ended the choice of the execution plan; the run then ends before its next round."""
         self.info = RunInfo.of(spec, self.task)
+        self.info.hostile = hostile_clients(spec).tolist() or None
         self._folder: RunFolder | None = None
         if spec.out is not None and self.ranks.first:  # only rank 0 writes
             self._folder = spec.out if isinstance(spec.out, RunFolder) else RunFolder(spec.out)
@@ -152,10 +154,11 @@ class Run:
             self.info.continue_from(before)
         self.task = replace(self.task, compiled=plan.compiled)
         scratch = None if self._folder is None else self._folder.path
-        algorithm = spec.composed_algorithm
-        setting = BackendSetting(self.task, algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
+        algorithm, hostile = spec.composed_algorithm, hostile_clients(spec)
+        task = poisoned(spec, self.task, hostile)
+        setting = BackendSetting(task, self.task, algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
         state = FederatedState(
-            task=self.task,
+            task=task,
             algorithm=algorithm,
             selector=spec.selection if spec.privacy is None else private_selector(spec.selection),
             backend=make_backend(setting),
@@ -165,6 +168,7 @@ class Run:
             system=spec.system,
             update_norms=spec.update_norms,
             private=private_run(spec),
+            hostile=hostile,
         )
         if earlier is not None:
             state.restore(earlier)
@@ -353,7 +357,7 @@ class Run:
     def result(self, interrupted: bool = False) -> Result:
         """Return the result as of the last complete round."""
         if self.task.compiled:
-            self.info.compile_seconds = round(self.task.program.seconds, 1)
+            self.info.compile_seconds = round(self.state.task.program.seconds, 1)
         parts = vars(self._snapshot({}, interrupted)) | {"info": replace(self.info)}
         given: dict[str, Any] = {"_model": self._model(), "_outputs": self.spec.outputs}
         if type(self.state.algorithm).personal is not Algorithm.personal:

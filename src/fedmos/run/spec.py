@@ -10,7 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..aggregation import Aggregation
 from ..algorithm import Algorithm
+from ..attacks import Attack
 from ..codecs.compose import coding_of, with_codecs
 from ..codecs.links import Link, convert_link, is_link, record_link
 from ..core.callback import Callback
@@ -48,6 +50,7 @@ from .callback_list import OnRound, check_callback
 from .decay import compare_decay, convert_decay, is_decay, record_decay
 from .options import instance_of, option, options, options_of
 from .private import compose_privately
+from .robust import compose_robustly
 
 
 def _record_target(v: Any) -> Any:
@@ -76,7 +79,7 @@ def _record_local(v: Local | None) -> str | list[str] | None:
     return [repr(one) for one in v] if isinstance(v, Sequence) else None if v is None else repr(v)
 
 
-def _record_privacy(v: Gaussian | None) -> str | None:
+def _record_object(v: Any) -> str | None:
     return None if v is None else repr(v)
 
 
@@ -228,7 +231,20 @@ class RunSpec:
         "uploads are clipped and sums get noise; see docs/privacy.md.",
         instance_of(Gaussian, "a fedmos.privacy.Gaussian"),
         default=None,
-        record=_record_privacy,
+        record=_record_object,
+    )
+    aggregation: Aggregation | None = option(
+        "What the server takes in place of weighted means of uploads, e.g. `fm.aggregation.Median()`; None for the "
+        "means. See docs/robust.md.",
+        instance_of(Aggregation, "a fedmos.aggregation.Aggregation"),
+        default=None,
+        record=_record_object,
+    )
+    attack: Attack | None = option(
+        "What hostile clients of the simulation do, e.g. `fm.attacks.SignFlip(share=0.2)`; None for no attack.",
+        instance_of(Attack, "a fedmos.attacks.Attack"),
+        default=None,
+        record=_record_object,
     )
     eval_every: int = option(
         "Evaluate after every so many rounds, and after the last.",
@@ -389,7 +405,7 @@ class RunSpec:
     @cached_property
     def composed_algorithm(self) -> Algorithm:
         """The algorithm with all options that change what clients and server compute, as the engine runs it."""
-        return compose_privately(self, self.algorithm_in_public)
+        return compose_robustly(self, compose_privately(self, self.algorithm_in_public))
 
     @cached_property
     def algorithm_in_public(self) -> Algorithm:
