@@ -47,27 +47,29 @@ def test_trials_are_doubted_if_rounds_contradict_them():
 
 
 def test_what_compiling_saves():
-    assert saved_per_step(job(loop=2.0, batched=1.0)) == pytest.approx(0.3)
+    assert saved_per_step(job(loop=2.0, batched=1.0), gain=0.3) == pytest.approx(0.3)
     assert saved_per_step(job(loop=2.0, batched=1.0), gain=0.5) == pytest.approx(0.5)
-    assert saved_per_step(job(loop=2.0, batched=1.0, compiled=0.4)) == pytest.approx(0.6)
-    assert saved_per_step(job(loop=0.6, batched=1.0)) == pytest.approx(-0.1)  # the loop is faster
-    assert saved_per_step(job(loop=2.0, batched=1.0, compiled=math.inf)) == -math.inf
+    assert saved_per_step(job(loop=2.0, batched=1.0, compiled=0.4), gain=0.3) == pytest.approx(0.6)
+    assert saved_per_step(job(loop=0.6, batched=1.0), gain=0.3) == pytest.approx(-0.1)  # the loop is faster
+    assert saved_per_step(job(loop=2.0, batched=1.0, compiled=math.inf), gain=0.3) == -math.inf
 
 
 def test_what_compiling_saves_of_whole_rounds():
     """Rounds of two runs are compared as a whole; where the gradient is less than was measured, less is saved."""
     known = job(loop=2.0, batched=1.0, compiled=0.4, run_batched=1.5, run_compiled=1.4)
-    assert saved_per_step(known) == pytest.approx(0.1)
-    assert saved_per_step(job(loop=2.0, batched=1.0, run_batched=5.0)) == pytest.approx(0.3)
-    assert saved_per_step(job(loop=2.0, batched=1.0, run_batched=0.5)) == pytest.approx(0.15)
+    assert saved_per_step(known, gain=0.3) == pytest.approx(0.1)
+    assert saved_per_step(job(loop=2.0, batched=1.0, run_batched=5.0), gain=0.3) == pytest.approx(0.3)
+    assert saved_per_step(job(loop=2.0, batched=1.0, run_batched=0.5), gain=0.3) == pytest.approx(0.15)
     failed = job(loop=2.0, batched=1.0, compiled=math.inf, run_batched=1.5, run_compiled=1.0)
-    assert saved_per_step(failed) == -math.inf
+    assert saved_per_step(failed, gain=0.3) == -math.inf
 
 
 def test_what_compiling_usually_saves_is_learned_from_several_jobs():
     jobs = [job(loop=2.0, batched=1.0, compiled=v) for v in (0.4, 0.5, 0.9)]
-    assert usual_gain(jobs) == pytest.approx(0.5)
-    assert usual_gain(jobs[:2]) == usual_gain([*jobs[:2], job(loop=1.0, batched=1.0, compiled=math.inf)]) == 0.3
+    assert usual_gain(jobs, "cpu") == pytest.approx(0.5)
+    failed = job(loop=1.0, batched=1.0, compiled=math.inf)
+    assert usual_gain(jobs[:2], "cpu") == usual_gain([*jobs[:2], failed], "cpu") == 0.1
+    assert usual_gain(jobs[:2], "cuda") == 0.3
 
 
 def test_a_compilation_must_save_more_than_it_costs():

@@ -16,8 +16,9 @@ _CLEAR = ((2, 3.0), (4, 1.2), (6, 1.0))
 _FASTER, _SLOWER = 1.5, 2.0
 """A run contradicts the trials if it is faster than their gradient by the first factor, or slower than an earlier run
 by the second."""
-_GAIN = 0.3
-"""The share of its time that a compiled program is assumed to save, until `_GAIN_JOBS` jobs have been measured."""
+_GAIN = {"cpu": 0.1, "cuda": 0.3}
+"""By type of device, the share of its time that a compiled program is assumed to save, until `_GAIN_JOBS` jobs have
+been measured. On a CPU, recorded programs already save most of what is not arithmetic."""
 _GAIN_JOBS = 3
 """The number of measured jobs from which their median is used instead of `_GAIN`."""
 _PROFIT = 1.5
@@ -77,7 +78,7 @@ class Saving(NamedTuple):
         return math.floor(_PROFIT * self.cost / (self.step * steps)) + 1
 
 
-def saved_per_step(measured: JobMeasurements, gain: float = _GAIN) -> float:
+def saved_per_step(measured: JobMeasurements, gain: float) -> float:
     """Return the seconds of a step of the cohort that a compiled program saves.
 
     Only the gradient is compiled. Where runs with and without compilation are known, their whole rounds are compared;
@@ -100,11 +101,11 @@ def saved_per_step(measured: JobMeasurements, gain: float = _GAIN) -> float:
     return plain - compiled
 
 
-def usual_gain(jobs: Iterable[JobMeasurements]) -> float:
+def usual_gain(jobs: Iterable[JobMeasurements], device: str) -> float:
     """Return the share of the vectorised time that compiled programs have saved on this machine."""
     gains = []
     for job in jobs:
         plain, compiled = job.best("batched"), job.best("compiled")
         if plain and compiled is not None and compiled != math.inf:
             gains.append(1 - compiled / plain)
-    return statistics.median(gains) if len(gains) >= _GAIN_JOBS else _GAIN
+    return statistics.median(gains) if len(gains) >= _GAIN_JOBS else _GAIN.get(device, 0.0)

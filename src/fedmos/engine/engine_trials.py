@@ -29,7 +29,11 @@ _BUDGET_SHARE = 0.02
 """The share of the run's expected time that repeated trials may take, within `_BUDGET_SECONDS`."""
 _BUDGET_SECONDS = (0.2, 3.0)
 """The least and the most seconds for repeated trials."""
+_SLOW_SECONDS = 0.2
+"""A program that takes longer gains little from being recorded, and is tried as it is."""
 _COMPILED_TRIALS = 3
+_PROGRAMS = 2
+"""The version of the vectorised programs: measurements of others do not count."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Workload:
             (str(task.model.dtype), task.model.precision, task.loss.name, code and code.co_code),
             (tuple(data.x.shape[1:]), str(data.x.dtype), tuple(data.y.shape[1:]), data.normalize, data.augment),
             (where, platform.processor(), platform.machine(), str(torch.__version__)),
+            _PROGRAMS,
             *(["SAM"] if task.sam_radius else []),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
@@ -117,8 +122,9 @@ class _Candidates:
         self._whole = Batched(task, Chunk.of(task, part), 0)
         self._y = self._x.expand(len(part), -1).contiguous()
         self._batched_scale = len(ids) / len(part)
-        for _ in range(recorded.CALLS_BEFORE + 3):  # until the program is recorded
-            self._seconds(self._batched_once)
+        for _ in range(recorded.CALLS_BEFORE + 3):  # until a fast program is recorded, which takes a few calls
+            if self._seconds(self._batched_once) > _SLOW_SECONDS:
+                break
 
     def loop(self) -> float:
         return time_work(self._loop_once) * self._loop_scale

@@ -169,7 +169,7 @@ def _measured_compiled(work: Workload, measured: JobMeasurements, saving: Saving
 def _saving(work: Workload, measured: JobMeasurements) -> Saving:
     """Estimate what compiling would save, and what it would cost in this process."""
     device = work.task.model.device.type
-    gain = usual_gain(read_measurements(cache_path()).values())
+    gain = usual_gain(read_measurements(cache_path()).values(), device)
     if measured.programs:
         cost = CLOCK.expected_of_job(measured.programs, device)
     else:
