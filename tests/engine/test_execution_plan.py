@@ -72,6 +72,20 @@ def test_a_disturbed_trial_is_corrected_by_later_runs(quick, tmp_path, monkeypat
     assert len(taken) < 12  # it is clear at last
 
 
+def test_trials_of_both_engines_take_equally_long():
+    """On a busy machine, the shorter of two trials would be interrupted less."""
+    assert engine_trials.equal_time(loop=0.006, batched=0.031) == 5
+    assert engine_trials.equal_time(loop=0.006, batched=0.001) == 1
+    assert engine_trials.equal_time(loop=0.0, batched=1.0) == 50
+    work = engine_trials.Workload(small_task(), 4, 4)
+    trials = engine_trials._Candidates(work)
+    computed: list[int] = []
+    trials._grads = [lambda x: computed.append(1)] * 3
+    trials._repeats = 5
+    trials._loop_once()
+    assert len(computed) == 15
+
+
 def test_trials_alternate_until_the_decision_is_clear(quick, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDMOS_CACHE", str(tmp_path))
     monkeypatch.setattr(engine_trials, "perf_counter", lambda: 0.0)

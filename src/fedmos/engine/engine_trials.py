@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ _BUDGET_SECONDS = (0.2, 3.0)
 """The least and the most seconds for repeated trials."""
 _SLOW_SECONDS = 0.2
 """A program that takes longer gains little from being recorded, and is tried as it is."""
+_MOST_REPEATS = 50
 _COMPILED_TRIALS = 3
 _PROGRAMS = 2
 """The version of the vectorised programs: measurements of others do not count."""
@@ -114,7 +115,7 @@ class _Candidates:
         task.model.training_mode()
         some = ids[: 1 if task.model.size > 2_000_000 else 3]
         self._grads = [Loop(task, Chunk.of(task, i), 0) for i in some.split(1)]
-        self._loop_scale = len(ids) / len(some)
+        self._loop_scale, self._repeats = len(ids) / len(some), 1
         self._seconds(self._loop_once)
         loop = self._seconds(self._loop_once) * self._loop_scale
         # The time of a slow cohort is extrapolated from a part of it.
@@ -122,19 +123,23 @@ class _Candidates:
         self._whole = Batched(task, Chunk.of(task, part), 0)
         self._y = self._x.expand(len(part), -1).contiguous()
         self._batched_scale = len(ids) / len(part)
-        for _ in range(recorded.CALLS_BEFORE + 3):  # until a fast program is recorded, which takes a few calls
-            if self._seconds(self._batched_once) > _SLOW_SECONDS:
-                break
+        self._seconds(self._batched_once)
+        batched = min(self._seconds(self._batched_once) for _ in range(2))
+        if batched < _SLOW_SECONDS:
+            for _ in range(recorded.CALLS_BEFORE):  # then the program is recorded and verified
+                batched = self._seconds(self._batched_once)
+        self._repeats = equal_time(loop / self._loop_scale, batched)
 
     def loop(self) -> float:
-        return time_work(self._loop_once) * self._loop_scale
+        return time_work(self._loop_once) * self._loop_scale / self._repeats
 
     def batched(self) -> float:
         return time_work(self._batched_once) * self._batched_scale
 
     def _loop_once(self) -> None:
-        for grad in self._grads:
-            grad(self._x)
+        for _ in range(self._repeats):
+            for grad in self._grads:
+                grad(self._x)
 
     def _batched_once(self) -> None:
         self._whole(self._y)
@@ -142,10 +147,22 @@ class _Candidates:
     @staticmethod
     @torch.no_grad()
     def _seconds(work: Callable[[], Any]) -> float:
-        """Return the time of a single call, which may be the first."""
-        began = perf_counter()
+        """Return the processor's time for a single call, which may be the first."""
+        began = process_time()
         work()
-        return perf_counter() - began
+        return process_time() - began
+
+
+def equal_time(loop: float, batched: float) -> int:
+    """Return how often a trial of the loop is repeated, so that it takes as long as one of the vectorised engine.
+
+    On a busy machine, short work is done before it is interrupted, and long work is not.
+
+    Args:
+        loop: Seconds of one trial of the loop.
+        batched: Seconds of one trial of the vectorised engine.
+    """
+    return min(max(1, round(batched / max(loop, 1e-6))), _MOST_REPEATS)
 
 
 def measure_compiled(work: Workload) -> list[float]:
