@@ -59,7 +59,7 @@ def test_the_order_of_clients_does_not_matter(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_equal_rows_are_their_own_mean(rule):
-    row = torch.tensor([0.1, -0.2, 0.0], dtype=torch.float64)
+    row = torch.tensor([0.01, -0.02, 0.0], dtype=torch.float64)
     torch.testing.assert_close(rule.aggregate(row.expand(6, 3), weights_of(6)), row, rtol=1e-12, atol=1e-12)
     zeros = torch.zeros(6, 3)
     assert torch.equal(rule.aggregate(zeros, torch.full((6,), 1 / 6)), zeros[0])
@@ -86,6 +86,14 @@ def test_one_arbitrary_row_of_five_cannot_move_the_result_far(rule, size):
         assert float(torch.linalg.vector_norm(moved)) < 3 * radius
     plain = aggregation.Mean().aggregate(rows, torch.full((5,), 0.2, dtype=torch.float64)) - honest.mean(0)
     assert float(torch.linalg.vector_norm(plain)) > 10 * radius
+
+
+def test_only_long_rows_are_clipped():
+    rows, weights = rows_of(7, 8), weights_of(7)
+    rule = aggregation.ClippedMean(float(torch.linalg.vector_norm(rows, dim=1).median()))
+    np.testing.assert_allclose(rule.aggregate(rows, weights), oracle(rule, rows, weights), rtol=1e-12)
+    loose = aggregation.ClippedMean(1e9)
+    torch.testing.assert_close(loose.aggregate(rows, weights), weights @ rows, rtol=1e-12, atol=0)
 
 
 def test_a_clipped_mean_moves_by_the_bound_at_most():

@@ -28,7 +28,7 @@ def job() -> dict:
 def test_one_two_and_four_ranks_come_to_the_same_bits(job):
     """Model, server's state, every client's state and history, for jobs of all kinds."""
     digests, uneven = job["digests"], job["uneven kernels"]
-    assert len(digests) == 20
+    assert len(digests) == 21
     for name, by_size in digests.items():
         assert len(set(by_size.values())) == 1, f"{name}: {by_size}"
     assert len({by_size["1"] for by_size in digests.values()}) == len(digests)
