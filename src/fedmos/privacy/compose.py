@@ -7,16 +7,19 @@ a cohort), or 1/N for importances.
 Uploads are divided into groups, each clipped to a bound of its own: one group per phase, or one per upload. In a round
 with k groups the noise of a group is z · √k times its bound. The uploads of a client, each group divided by its bound,
 have a norm of √k at most, so the noise is z times the most that a client contributes.
+
+With adaptive clipping (Andrew et al., NeurIPS 2021), clients also upload whether their update is within the bound. The
+noisy share of those who are moves the bound towards the median: C ← C exp(−0.2 (share − 0.5)). With noise z_b on the
+count, the noise of the updates is (z⁻² − z_b⁻²)^(−1/2), so that both together have z.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,46 +27,11 @@ from torch import Tensor
 from .. import rng
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Reduce, Vectors
 from ..core.composition import recast, subclass
-from ..core.validation import suggest
 from .gaussian import Gaussian
+from .sums import BELOW, BOUND, Group, PrivateSums, private_sums
 
-
-class Group(NamedTuple):
-    """Uploads of one phase that are clipped as one vector."""
-
-    phase: str
-    names: tuple[str, ...]
-    bound: float
-
-
-class PrivateSums(NamedTuple):
-    """The numbers of the mechanism for one run."""
-
-    groups: tuple[Group, ...]
-    noise_multiplier: float
-    size: float
-    """The expected number of clients of a cohort."""
-    clients: int
-    """The number of clients N of the federation."""
-    steps: int | None
-    """The number of local steps K, where it is the same for all clients."""
-
-    def in_round(self, prepares: bool) -> list[Group]:
-        """Return the groups that are uploaded in a round with or without the extra phase."""
-        return [group for group in self.groups if prepares or group.phase == "train"]
-
-    def factor(self, rule: str) -> float:
-        """Return the factor of a sum of uploads in place of the weights."""
-        match rule:
-            case "p":
-                return 1 / self.clients
-            case "sum":
-                return 1.0
-            case "avg/K":
-                assert self.steps is not None
-                return 1 / (self.size * self.steps)
-            case _:
-                return 1 / self.size
+_ADAPTATION = 0.2
+"""The step size of the logarithm of the bound."""
 
 
 def with_privacy(
@@ -86,10 +54,7 @@ def with_privacy(
     """
     if privacy is None:
         return algorithm
-    if privacy.adaptive:
-        raise ValueError("Cannot clip adaptively because this version does not account for it; use adaptive=False")
-    _check_rules(algorithm, steps)
-    sums = PrivateSums(_groups(algorithm, privacy), float(privacy.noise_multiplier), size, clients, steps)
+    sums = private_sums(algorithm, privacy, size=size, clients=clients, steps=steps)
     return recast(algorithm, _private_class(type(algorithm), sums))  # type: ignore[arg-type]  # a class is hashable
 
 
@@ -99,45 +64,11 @@ def remembers(algorithm: Algorithm) -> bool:
     return len(algorithm.client_state) > 0 or any("last" in method.__code__.co_names for method in methods)
 
 
-def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
-    owner = type(algorithm).__name__
-    for name, (_, rule) in (*algorithm.reduce.items(), *algorithm.prepare_reduce.items()):
-        if rule == "each":
-            raise ValueError(
-                f"Cannot use privacy= with {owner} because its server needs the uploads {name!r} of single clients, "
-                "and only sums can be made private; use a method that declares sums"
-            )
-        if rule == "avg/K" and steps is None:
-            raise ValueError(
-                f"Cannot use privacy= with {owner} and local_epochs because its sum {name!r} divides by K_i, which "
-                "depends on a client's data; use local_steps"
-            )
-
-
-def _groups(algorithm: Algorithm, privacy: Gaussian) -> tuple[Group, ...]:
-    """Return the groups of uploads that are clipped together."""
-    uploads = {"train": _names(algorithm.up), "prepare": _names(algorithm.prepare_up)}
-    if not isinstance(privacy.clip, Mapping):
-        return tuple(Group(phase, names, float(privacy.clip)) for phase, names in uploads.items() if names)
-    owner, known = type(algorithm).__name__, (*uploads["train"], *uploads["prepare"])
-    for name in privacy.clip:
-        if name not in known:
-            got = f"{name!r}{suggest(name, known)}"
-            raise ValueError(f"Gaussian: 'clip' must name uploads of {owner} ({', '.join(known)}), got {got}")
-    for name in known:
-        if name not in privacy.clip:
-            raise ValueError(f"Gaussian: 'clip' must have a bound for each upload of {owner}, got none for {name!r}")
-    return tuple(Group(phase, (name,), privacy.clip[name]) for phase, names in uploads.items() for name in names)
-
-
-def _names(declared: Sequence[Field]) -> tuple[str, ...]:
-    return tuple(field if isinstance(field, str) else field[0] for field in declared)
-
-
 @cache
 def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     """Return a subclass of `kind` with this mechanism: one for all runs that have it, so that runs can merge."""
-    return subclass(kind, _Private, _privacy_sums=sums, _privacy_base=kind)
+    mixin = _Private if sums.count_multiplier is None else _Adaptive
+    return subclass(kind, mixin, _privacy_sums=sums, _privacy_base=kind)
 
 
 class _Private(Algorithm):
@@ -166,14 +97,14 @@ class _Private(Algorithm):
         if not _is_pair(finished):
             return finished  # type: ignore[no-any-return]  # the engine refuses it
         uploads, own = finished
-        clipped = self._privacy_clip("train", uploads, c)
+        clipped, more = self._privacy_clip("train", uploads, c), self._privacy_more(uploads, c)
         if type(self).delivered is Algorithm.delivered or any(not isinstance(v, Tensor) for v in clipped.values()):
-            return clipped, own
+            return clipped | more, own
         # The client's state follows what the server gets. Numbers are computed again, so the norm is bounded again.
         delivered = self.delivered(clipped, own, c)
         if not _is_pair(delivered):
             return delivered
-        return self._privacy_clip("train", delivered[0], c), own | delivered[1]
+        return self._privacy_clip("train", delivered[0], c) | more, own | delivered[1]
 
     def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
         return super().broadcast(x, self._privacy_state(state, ctx), ctx)
@@ -181,7 +112,7 @@ class _Private(Algorithm):
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
         state = self._privacy_state(state, ctx)
         rules = self._privacy_alone().reduce
-        noisy = {upload: self._privacy_noisy("train", upload, v, ctx) for upload, v in agg.items()}
+        noisy = {upload: self._privacy_noisy("train", upload, v, state, ctx) for upload, v in agg.items()}
         sums = {name: self._privacy_sums.factor(rule) * noisy[upload] for name, (upload, rule) in rules.items()}
         returned: Any = super().server(x, state, _replaced(agg, sums), ctx)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
@@ -191,15 +122,31 @@ class _Private(Algorithm):
 
     def _privacy_clip(self, phase: str, uploads: Vectors, c: ClientContext) -> Vectors:
         """Scale the uploads of each client down to the bounds of their groups."""
-        axes = _axes(self.up if phase == "train" else self.prepare_up)
-        if not set(axes) <= set(uploads):
-            return uploads  # the engine refuses it
         clipped: Vectors = dict(uploads)
-        for group in self._privacy_sums.groups:
-            if group.phase == phase:
-                vectors = {name: self._privacy_rows(name, uploads[name], axes[name], c) for name in group.names}
-                clipped |= _scaled_down(vectors, group.bound, c.K)
+        for group, vectors in self._privacy_vectors(phase, uploads, c):
+            factor = (self._privacy_bound(group, c) / _norm(vectors, c.K)).clamp(max=1)
+            clipped |= {
+                name: v * factor.view(*factor.shape, *[1] * (v.ndim - factor.ndim)) for name, v in vectors.items()
+            }
         return clipped
+
+    def _privacy_vectors(self, phase: str, uploads: Vectors, c: ClientContext) -> Iterator[tuple[Group, Vectors]]:
+        """Return the uploads of each group of a phase, with a row for each client."""
+        alone = self._privacy_alone()
+        axes = _axes(alone.up if phase == "train" else alone.prepare_up)
+        if not set(axes) <= set(uploads):
+            return  # the engine refuses it
+        for group in self._privacy_sums.groups:
+            if group.phase == phase and group.names != (BELOW,):
+                yield group, {name: self._privacy_rows(name, uploads[name], axes[name], c) for name in group.names}
+
+    def _privacy_more(self, uploads: Vectors, c: ClientContext) -> Vectors:
+        """Return what clients upload besides, from their uploads before clipping."""
+        return {}
+
+    def _privacy_bound(self, group: Group, c: ClientContext) -> Tensor | float:
+        """Return the bound of a group at the clients."""
+        return group.bound
 
     def _privacy_rows(self, name: str, v: Any, axes: int, c: ClientContext) -> Tensor:
         """Return an upload with a row for each client."""
@@ -216,22 +163,69 @@ class _Private(Algorithm):
             return state
         private, noisy = self._privacy_sums, dict(state)
         for name, (upload, rule) in self._privacy_alone().prepare_reduce.items():
-            noisy[name] = private.factor(rule) * self._privacy_noisy("prepare", upload, state[name], ctx)
+            noisy[name] = private.factor(rule) * self._privacy_noisy("prepare", upload, state[name], state, ctx)
         return _replaced(state, noisy)
 
-    def _privacy_noisy(self, phase: str, upload: str, total: Tensor, ctx: Context) -> Tensor:
+    def _privacy_noisy(self, phase: str, upload: str, total: Tensor, state: Vectors, ctx: Context) -> Tensor:
         """Return a sum of uploads with its noise."""
         groups = self._privacy_sums.in_round(self.prepares(ctx.t))
-        bound = next(group.bound for group in groups if group.phase == phase and upload in group.names)
-        deviation = self._privacy_sums.noise_multiplier * math.sqrt(len(groups)) * bound
-        if deviation == 0:
+        group = next(one for one in groups if one.phase == phase and upload in one.names)
+        if (multiplier := self._privacy_sums.multiplier(group, groups)) == 0:
             return total
         noise = rng.normal(noise_key(ctx.key, phase, upload), total.numel()).view(total.shape)
-        return total + (deviation * noise).to(total)
+        return total + (multiplier * self._privacy_bound_in(group, state) * noise).to(total)
+
+    def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
+        """Return the bound of a group at the server."""
+        return group.bound
 
     def _privacy_alone(self) -> Algorithm:
         """Return the algorithm alone. Its declarations may depend on each other."""
         return recast(self, self._privacy_base)
+
+
+class _Adaptive(_Private):
+    """A private algorithm whose bound follows the median norm of the updates."""
+
+    @property
+    def server_state(self) -> Sequence[Field]:
+        return (*self._privacy_alone().server_state, (BOUND, ()))
+
+    @property
+    def down(self) -> Sequence[Field]:
+        return (*self._privacy_alone().down, BOUND)
+
+    @property
+    def up(self) -> Sequence[Field]:
+        return (*self._privacy_alone().up, (BELOW, ()))
+
+    @property
+    def reduce(self) -> Reduce:
+        return {**super().reduce, BELOW: (BELOW, "sum")}
+
+    def init(self, x: Tensor) -> Vectors:
+        return self._privacy_alone().init(x) | {BOUND: x.new_full((), self._privacy_sums.groups[0].bound)}
+
+    def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
+        return self._privacy_alone().broadcast(x, state, ctx) | {BOUND: state[BOUND]}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        within = self._privacy_noisy("train", BELOW, agg[BELOW], state, ctx) / self._privacy_sums.size
+        bound = state[BOUND] * torch.exp(-_ADAPTATION * within)  # share − 0.5, since ±0.5 is uploaded
+        x, new = super().server(x, state, _replaced(agg, {n: v for n, v in agg.items() if n != BELOW}), ctx)
+        return x, new | {BOUND: bound} if isinstance(new, dict) else new
+
+    def _privacy_more(self, uploads: Vectors, c: ClientContext) -> Vectors:
+        for _, vectors in self._privacy_vectors("train", uploads, c):
+            within = _norm(vectors, c.K).unsqueeze(-1) <= c.msg[BOUND]
+            return {BELOW: within.to(c.K.dtype) - 0.5}
+        return {}
+
+    def _privacy_bound(self, group: Group, c: ClientContext) -> Tensor | float:
+        return c.msg[BOUND].squeeze(-1)
+
+    def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
+        return group.bound if group.names == (BELOW,) else state[BOUND]
 
 
 def noise_key(key: Tensor, phase: str, upload: str) -> Tensor:
@@ -246,13 +240,11 @@ def noise_key(key: Tensor, phase: str, upload: str) -> Tensor:
     return rng.fold(key, number)
 
 
-def _scaled_down(vectors: Vectors, bound: float, like: Tensor) -> Vectors:
-    """Scale vectors with a row for each client so that their joint norm is at most `bound`."""
-    first = like.ndim - 1
-    norms = [torch.linalg.vector_norm(v.flatten(first), dim=-1) for v in vectors.values()]
+def _norm(vectors: Vectors, K: Tensor) -> Tensor:
+    """Return the joint norm of the vectors of each client: (), or (M,) for a cohort, as K without its column."""
+    norms = [torch.linalg.vector_norm(v.flatten(K.ndim - 1), dim=-1) for v in vectors.values()]
     norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    factor = (bound / norm).clamp(max=1)
-    return {name: v * factor.view(*factor.shape, *[1] * (v.ndim - first)) for name, v in vectors.items()}
+    return norm
 
 
 def _axes(declared: Sequence[Field]) -> dict[str, int]:

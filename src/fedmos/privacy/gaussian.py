@@ -27,7 +27,8 @@ class Gaussian:
             infinite.
         delta: The δ at which ε is computed; less than 1/(number of clients).
         budget: The largest ε. The run ends before the round that would exceed it. None for no limit.
-        adaptive: Whether `clip` follows the norms of the updates (Andrew et al., 2021); runs refuse it as yet.
+        adaptive: Whether the bound follows the median norm of the updates (Andrew et al., 2021), from `clip` on. The
+            noise on the share of clipped clients is a part of `noise_multiplier`, and ε stays the same.
 
     Raises:
         ValueError: If a value is out of range.

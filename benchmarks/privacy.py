@@ -1,0 +1,41 @@
+"""Time of clipping, noise and accounting, as a share of a round.
+
+    python benchmarks/privacy.py mnist --device cpu
+
+The jobs are those of engines.py. Rounds of `fm.run` with FedAvg, vectorised, with and without `privacy=`, alternate, so
+that other load on the machine meets both. Times are the least of all rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from engines import JOBS, Ours
+
+import fedmos as fm
+
+
+def round_time(name: str, device: str, privacy: fm.privacy.Gaussian | None) -> float:
+    """Return the least time of a round, in seconds."""
+    ours = Ours(JOBS[name], "FedAvg", device, "batched", None)
+    if privacy is not None:
+        ours.arguments["privacy"] = privacy
+    return min(ours.times(3, 15)[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="+", choices=list(JOBS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeat", type=int, default=3)
+    given = parser.parse_args()
+    privacy = fm.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)
+    for name in given.jobs:
+        pairs = [[round_time(name, given.device, one) for one in (None, privacy)] for _ in range(given.repeat)]
+        plain, private = (min(times) for times in zip(*pairs, strict=True))
+        share = (private - plain) / plain
+        print(f"{name}: {1e3 * plain:.1f} ms a round, {1e3 * private:.1f} ms with privacy ({share:+.1%})")
+
+
+if __name__ == "__main__":
+    main()

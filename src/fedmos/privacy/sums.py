@@ -1,0 +1,115 @@
+"""The groups of uploads that are clipped together, and their share of the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..algorithm import Algorithm, Field
+from ..core.validation import suggest
+from .gaussian import Gaussian
+
+BOUND = "privacy.clip"
+"""The name of an adaptive bound, which is server state and is sent to clients."""
+BELOW = "privacy.below"
+"""The name of the upload of ½ for an update within the adaptive bound and −½ for one that is clipped."""
+
+
+class Group(NamedTuple):
+    """Uploads of one phase that are clipped as one vector."""
+
+    phase: str
+    names: tuple[str, ...]
+    bound: float
+
+
+class PrivateSums(NamedTuple):
+    """The numbers of the mechanism for one run."""
+
+    groups: tuple[Group, ...]
+    noise_multiplier: float
+    size: float
+    """The expected number of clients of a cohort."""
+    clients: int
+    """The number of clients N of the federation."""
+    steps: int | None
+    """The number of local steps K, where it is the same for all clients."""
+    count_multiplier: float | None = None
+    """z_b, where the bound is adaptive."""
+
+    def multiplier(self, group: Group, groups: Sequence[Group]) -> float:
+        """Return the noise multiplier of one of the groups of a round; the sum of their z⁻² is that of the round."""
+        z, z_b = self.noise_multiplier, self.count_multiplier
+        if z == 0 or z_b is None:
+            return z * math.sqrt(len(groups))
+        return z_b if group.names == (BELOW,) else (z**-2 - z_b**-2) ** -0.5
+
+    def in_round(self, prepares: bool) -> list[Group]:
+        """Return the groups that are uploaded in a round with or without the extra phase."""
+        return [group for group in self.groups if prepares or group.phase == "train"]
+
+    def factor(self, rule: str) -> float:
+        """Return the factor of a sum of uploads in place of the weights."""
+        match rule:
+            case "p":
+                return 1 / self.clients
+            case "sum":
+                return 1.0
+            case "avg/K":
+                assert self.steps is not None
+                return 1 / (self.size * self.steps)
+            case _:
+                return 1 / self.size
+
+
+def private_sums(
+    algorithm: Algorithm, privacy: Gaussian, *, size: float, clients: int, steps: int | None
+) -> PrivateSums:
+    """Return the numbers of the mechanism for an algorithm; see `fedmos.privacy.compose.with_privacy`."""
+    _check_rules(algorithm, steps)
+    sums = PrivateSums(_groups(algorithm, privacy), float(privacy.noise_multiplier), size, clients, steps)
+    if not privacy.adaptive:
+        return sums
+    if algorithm.prepare_up:
+        raise ValueError(
+            f"Cannot clip adaptively with {type(algorithm).__name__} because in its extra phase clients do not know "
+            "the bound yet; use adaptive=False"
+        )
+    count = Group("train", (BELOW,), 0.5)
+    return sums._replace(groups=(*sums.groups, count), count_multiplier=max(size / 10, 3 * sums.noise_multiplier))
+
+
+def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
+    owner = type(algorithm).__name__
+    for name, (_, rule) in (*algorithm.reduce.items(), *algorithm.prepare_reduce.items()):
+        if rule == "each":
+            raise ValueError(
+                f"Cannot use privacy= with {owner} because its server needs the uploads {name!r} of single clients, "
+                "and only sums can be made private; use a method that declares sums"
+            )
+        if rule == "avg/K" and steps is None:
+            raise ValueError(
+                f"Cannot use privacy= with {owner} and local_epochs because its sum {name!r} divides by K_i, which "
+                "depends on a client's data; use local_steps"
+            )
+
+
+def _groups(algorithm: Algorithm, privacy: Gaussian) -> tuple[Group, ...]:
+    """Return the groups of uploads that are clipped together."""
+    uploads = {"train": _names(algorithm.up), "prepare": _names(algorithm.prepare_up)}
+    if not isinstance(privacy.clip, Mapping):
+        return tuple(Group(phase, names, float(privacy.clip)) for phase, names in uploads.items() if names)
+    owner, known = type(algorithm).__name__, (*uploads["train"], *uploads["prepare"])
+    for name in privacy.clip:
+        if name not in known:
+            got = f"{name!r}{suggest(name, known)}"
+            raise ValueError(f"Gaussian: 'clip' must name uploads of {owner} ({', '.join(known)}), got {got}")
+    for name in known:
+        if name not in privacy.clip:
+            raise ValueError(f"Gaussian: 'clip' must have a bound for each upload of {owner}, got none for {name!r}")
+    return tuple(Group(phase, (name,), privacy.clip[name]) for phase, names in uploads.items() for name in names)
+
+
+def _names(declared: Sequence[Field]) -> tuple[str, ...]:
+    return tuple(field if isinstance(field, str) else field[0] for field in declared)
