@@ -186,3 +186,25 @@ def test_deployments_refuse_privacy():
     given = {name: v for name, v in arguments(fm.FedAvg(lr=LR)).items() if name != "data"}
     with pytest.raises(ValueError, match="Cannot use privacy= in a deployment because"):
         Deployment.of(given)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_the_rule_sum_has_no_weights(engine):
+    """Σ u_i, whatever the weights, and whoever is late."""
+
+    class Counted(fm.FedAvg):
+        up = ("delta", ("one", ()))
+        reduce = {"A": ("delta", "w"), "count": ("one", "sum"), "mean": ("one", "avg")}
+        seen: list = []
+
+        def finish(self, y, s, c, grad):
+            return {"delta": y - c.x, "one": torch.ones_like(c.p)}, {}
+
+        def server(self, x, state, agg, ctx):
+            self.seen.append((float(agg["count"]), float(agg["mean"])))
+            return super().server(x, state, agg, ctx)
+
+    slow = fm.System(speed=fm.PerClient([1.0, *[1e6] * 6]), down=1e12, up=1e12, deadline=1.0)
+    private(Counted(lr=LR), engine, selection=fm.Full(), rounds=1, privacy=None)
+    private(Counted(lr=LR), engine, selection=fm.Full(), rounds=1, privacy=None, system=slow)
+    assert Counted.seen == [(7.0, pytest.approx(1.0)), (6.0, pytest.approx(1.0))]
