@@ -11,8 +11,9 @@ import torch
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize
 from fedmos.config import schema as config
+from fedmos.run.callbacks import PlainProgress
 from fedmos.storage import toml
-from helpers.conformance import CASES, EACH, LR, close
+from helpers.conformance import CASES, EACH, LOGISTIC, LR, close
 from helpers.private import arguments, gaussian, private
 
 SOME = [case for case in EACH if case.name in ("FedAvg", "Scaffold", "Stem", "FedExP")]
@@ -113,6 +114,7 @@ def test_noise_of_zero_is_no_privacy():
             {"batchnorm": "local"},
             "Cannot use privacy= with batchnorm='local' because clients upload running statistics",
         ),
+        ({"class_weights": "balanced", "loss": "cross_entropy"}, "Cannot use privacy= with class_weights='balanced'"),
         ({"privacy": gaussian({"delta": 1.0})}, "must have a bound for each upload of Scaffold, got none for 'change'"),
         ({"privacy": gaussian({"dleta": 1.0})}, "must name uploads of Scaffold (delta, change), got 'dleta' (did you"),
         ({"algorithm": fm.FedCM(lr=LR), "local_steps": None, "local_epochs": 1}, "its sum 'step' divides by K_i"),
@@ -177,6 +179,16 @@ def test_a_configuration_trains_as_the_call(tmp_path):
     result = settings.run(settings.algorithm, settings.selection, settings.seed)
     assert result.params.equal(fm.run(**given).params)
     assert result.history[-1].epsilon > 0
+
+
+def test_tables_and_progress_show_epsilon(capsys):
+    shared = {name: v for name, v in arguments(fm.FedAvg(lr=LR)).items() if name not in ("algorithm", "seed", "model")}
+    found = fm.compare({"private": fm.FedAvg(lr=LR)}, model=LOGISTIC.model(), **shared | {"seeds": 1})
+    result = private(fm.FedAvg(lr=LR), callbacks=[PlainProgress("run", print, clock=iter(range(0, 1000, 10)).__next__)])
+    epsilon = result.history[-1].epsilon
+    assert "| ε |" in str(found)
+    assert f"| {epsilon:.3f} |" in str(found)
+    assert f"ε {epsilon:.3g}" in capsys.readouterr().out
 
 
 def test_deployments_refuse_privacy():

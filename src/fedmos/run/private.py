@@ -99,6 +99,11 @@ def _check_options(spec: RunSpec) -> None:
             "Cannot use privacy= with a quorum because an abandoned round reveals how many clients took part; use "
             "System(quorum=0)"
         )
+    if spec.class_weights == "balanced":
+        raise ValueError(
+            "Cannot use privacy= with class_weights='balanced' because the numbers of samples of each class would be "
+            "used without noise; use a list of weights"
+        )
     if spec.has_client_statistics:
         raise ValueError(
             f"Cannot use privacy= with batchnorm={spec.batchnorm!r} because clients upload running statistics, which "
