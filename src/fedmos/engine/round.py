@@ -124,11 +124,21 @@ async def train_clients(state: FederatedState, sampled: SampledCohort, timing: R
         return without_clients(state, cohort) if state.quorum(cohort) == 0 else None
     thin = _thinner(state, sampled)
     training = await _run_phases(state, cohort, timing, thin)
+    if not timing.late or not state.algorithm.prepares(state.t):
+        return training
+    # Late clients count as not sampled, in the extra phase too, so both phases are repeated without them.
     arrived = training.update.arrived
-    if timing.late and arrived.W > 0 and state.algorithm.prepares(state.t):
-        # Late clients count as not sampled, in the extra phase too, so both phases are repeated without them.
-        training = await _run_phases(state, arrived.scaled(cohort.W), None, thin)
-    return training
+    if state.algorithm.steps_without_updates:
+        arrived = _in_time(state, cohort, timing)
+        if not arrived.ids.shape[0]:
+            return without_clients(state, arrived)
+    return await _run_phases(state, arrived.scaled(cohort.W), None, thin) if arrived.W > 0 else training
+
+
+def _in_time(state: FederatedState, cohort: Cohort, timing: RoundTiming) -> Cohort:
+    """Return the clients that are in time, finite or not, so that no client has an effect on which others count."""
+    in_time = ~torch.isin(cohort.ids, torch.tensor(timing.late))
+    return Cohort.of(cohort.ids[in_time], cohort.weights[in_time], state.task.data)
 
 
 def without_clients(state: FederatedState, cohort: Cohort) -> TrainingResult:
