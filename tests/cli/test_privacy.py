@@ -20,6 +20,15 @@ def test_plan_prints_the_noise(tmp_path):
     assert "δ = 8.53e-05" in everyone.stdout
 
 
+def test_the_printed_noise_is_enough(tmp_path):
+    """Noise is rounded up: with less, the run would exceed ε."""
+    for rate in (0.02, 0.03, 0.05):
+        how = {"rounds": 50, "delta": 1e-3, "selection": fm.Bernoulli(rate=rate), "clients": 500}
+        asked = ("--epsilon", "2", "--rounds", "50", "--clients", "500", "--delta", "1e-3", "--rate", str(rate))
+        printed = command_line("privacy", "plan", *asked, cwd=tmp_path).stdout.split()[2]
+        assert fm.privacy.epsilon(float(printed), **how) <= 2 < fm.privacy.epsilon(float(printed) - 2e-4, **how)
+
+
 def test_mistakes(tmp_path):
     asked = ("privacy", "plan", "--epsilon", "4", "--rounds", "5", "--clients", "50")
     both = command_line(*asked, "--rate", "0.02", "--m", "3", cwd=tmp_path)

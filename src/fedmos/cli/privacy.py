@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -49,6 +50,7 @@ def plan(
     selection = Bernoulli(rate=rate) if rate is not None else Uniform(m=m) if m is not None else Full()
     delta = max(clients, 2) ** -1.1 if delta is None else delta
     noise = find(epsilon, rounds=rounds, delta=delta, selection=selection, clients=clients, stateful=stateful)
+    noise = math.ceil(noise * 1e4) / 1e4  # as printed: with less, the run would exceed ε
     reached = spent(noise, rounds=rounds, delta=delta, selection=selection, clients=clients, stateful=stateful)
     sampling = sampling_of(selection, clients, stateful=stateful)
     console.print(f"noise_multiplier = {noise:.4f}", highlight=False)
