@@ -63,6 +63,13 @@ def test_amplification_is_what_the_selector_gives():
     assert law(fm.ACS(m=7)) == law(fm.MD(m=7)) == ("none", 7, "replace")
     assert "sizes" in sampling_of(fm.ACS(m=7), N).why
 
+    class Largest(fm.Full):
+        def select(self, view):
+            ids = view.n.argsort()[-7:]
+            return ids, view.p[ids]
+
+    assert law(Largest()) == ("none", N, "replace")
+
 
 def test_sampling_costs_less_than_none():
     amplified = [spent(fm.Bernoulli(rate=rate), 1.0, 100, 1e-5) for rate in (0.01, 0.1, 1.0)]
@@ -82,8 +89,23 @@ def test_an_algorithm_that_reads_its_last_round_remembers():
         def finish(self, y, s, c, grad):
             return {"delta": (y - c.x) / (c.t - c.last)}, {}
 
-    assert remembers(Elapsed(lr=0.1))
+    class Inside(fm.FedAvg):
+        def step(self, y, s, c, grad, k):
+            def scale():
+                return getattr(c, "last")  # noqa: B009
+
+            return y - c.lr * grad(y) / (c.t - scale()), s
+
+    class ByFunction(fm.FedAvg):
+        def finish(self, y, s, c, grad):
+            return {"delta": (y - c.x) / _elapsed(c)}, {}
+
+    assert all(remembers(kind(lr=0.1)) for kind in (Elapsed, Inside, ByFunction))
     assert not remembers(fm.FedAvg(lr=0.1))
+
+
+def _elapsed(c):
+    return c.t - c.last
 
 
 def test_poisson_sampling_is_bernoulli_that_may_be_empty():

@@ -10,6 +10,7 @@ import torch
 
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize, TopK
+from fedmos.privacy.compose import _norm
 from helpers.conformance import CASES, EACH, LOGISTIC, LR
 from helpers.private import CLIENTS, Sums, changed_data, distance, gaussian, private
 
@@ -112,3 +113,57 @@ def test_updates_within_the_bound_are_not_changed():
     plain = fm.run(given[0], equal, given[2], fm.Uniform(m=4, weights="mean"), **how)
     assert torch.allclose(loose.params, plain.params, rtol=1e-12)
     assert loose.history[0].weights == [0.25] * 4
+
+
+@pytest.mark.parametrize("algorithm", [fm.Mime(lr=LR), fm.Stem(lr=LR)], ids=lambda a: type(a).__name__)
+def test_extra_phase_counts_nobody_where_all_are_late(algorithm):
+    """Otherwise one client in time would remove the others from the sum of the extra phase."""
+    slow = fm.PerClient([1e6, *[1.0] * (CLIENTS - 1)])
+    system = fm.System(speed=slow, down=1e12, up=1e12, deadline=1.0)
+    late, nobody = (
+        private(algorithm, "loop", selection=selection, system=clock, rounds=1, availability=available)
+        for selection, clock, available in (
+            (fm.FixedCohorts([EVERYONE[1:], EVERYONE]), system, None),
+            (fm.FixedCohorts([EVERYONE]), None, Nobody()),
+        )
+    )
+    assert late.history[0].late == EVERYONE[1:]
+    assert torch.equal(late.params, nobody.params)
+    assert all(torch.equal(v, nobody.server_state[name]) for name, v in late.server_state.items())
+
+
+class Nobody(fm.Availability):
+    def available(self, seed, t, N):
+        return np.zeros(N, dtype=bool)
+
+
+class FailsInTraining(fm.Mime):
+    """The updates of two clients are not finite; their gradients of the extra phase are."""
+
+    def finish(self, y, s, c, grad):
+        uploads, own = super().finish(y, s, c, grad)
+        return {"delta": uploads["delta"] / (c.p > np.sort(LOGISTIC.p)[1] + 1e-9)}, own
+
+
+def test_late_clients_do_not_change_what_counts_of_clients_that_fail():
+    order = np.argsort(LOGISTIC.p)
+    slowest = int(order[-1])
+    slow = fm.PerClient([1.0 if i == slowest else 1e6 for i in EVERYONE])
+    system = fm.System(speed=slow, down=1e12, up=1e12, deadline=1.0)
+    how = {"system": system, "rounds": 1, "on_bad_update": "drop", "privacy": gaussian(CLIP, 0.0)}
+    with_it, without = (
+        private(FailsInTraining(lr=LR), "loop", selection=fm.FixedCohorts([cohort, EVERYONE]), **how)
+        for cohort in (EVERYONE, [i for i in EVERYONE if i != slowest])
+    )
+    assert with_it.history[0].late == [slowest]
+    assert torch.equal(with_it.server_state["c"], without.server_state["c"])
+    assert torch.equal(with_it.params, without.params)
+
+
+def test_norms_of_long_vectors_are_exact():
+    """In float32, a norm of many numbers on a CPU would be too small, and the clipped vector too long."""
+    v = torch.full((2, 4_000_123), 0.1)
+    v[1] /= 100
+    norms = _norm({"a": v, "b": v[:, :5]}, torch.ones(2, 1))
+    exact = torch.cat([v, v[:, :5]], dim=1).double().norm(dim=1)
+    assert norms.double().tolist() == pytest.approx(exact.tolist(), rel=1e-5)

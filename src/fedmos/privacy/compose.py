@@ -28,10 +28,13 @@ from .. import rng
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Reduce, Vectors
 from ..core.composition import recast, subclass
 from .gaussian import Gaussian
+from .reads import reads_attribute
 from .sums import BELOW, BOUND, Group, PrivateSums, private_sums
 
 _ADAPTATION = 0.2
 """The step size of the logarithm of the bound."""
+_BLOCK = 4096
+"""The length of vectors whose norm is exact enough in float32, whatever the order in which numbers are added."""
 
 
 def with_privacy(
@@ -60,8 +63,7 @@ def with_privacy(
 
 def remembers(algorithm: Algorithm) -> bool:
     """Return whether what clients upload may depend on the rounds in which they took part before."""
-    methods = (v for kind in type(algorithm).__mro__ for v in vars(kind).values() if hasattr(v, "__code__"))
-    return len(algorithm.client_state) > 0 or any("last" in method.__code__.co_names for method in methods)
+    return len(algorithm.client_state) > 0 or reads_attribute(type(algorithm), "last")
 
 
 @cache
@@ -242,9 +244,20 @@ def noise_key(key: Tensor, phase: str, upload: str) -> Tensor:
 
 def _norm(vectors: Vectors, K: Tensor) -> Tensor:
     """Return the joint norm of the vectors of each client: (), or (M,) for a cohort, as K without its column."""
-    norms = [torch.linalg.vector_norm(v.flatten(K.ndim - 1), dim=-1) for v in vectors.values()]
+    norms = [_row_norm(v.flatten(K.ndim - 1)) for v in vectors.values()]
     norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return norm
+
+
+def _row_norm(v: Tensor) -> Tensor:
+    """Return the norm of each row. On a CPU in blocks: of 10⁷ float32 numbers, it would else be up to 1 % too small."""
+    n = v.shape[-1]
+    if v.device.type != "cpu" or n <= _BLOCK:
+        return torch.linalg.vector_norm(v, dim=-1)  # type: ignore[no-any-return]
+    whole = n - n % _BLOCK
+    blocks = torch.linalg.vector_norm(v[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
+    rest = torch.linalg.vector_norm(v[..., whole:], dim=-1, keepdim=True)
+    return torch.linalg.vector_norm(torch.cat([blocks, rest], dim=-1), dim=-1)  # type: ignore[no-any-return]
 
 
 def _axes(declared: Sequence[Field]) -> dict[str, int]:

@@ -62,7 +62,7 @@ def sampling_of(
     if isinstance(selector, Bernoulli):
         why = "each client takes part independently"
         return Sampling("poisson", selector.rate * clients, clients, "add or remove", why)
-    if isinstance(selector, Full | Cyclic | FixedCohorts):
+    if type(selector) in (Full, Cyclic, FixedCohorts):  # a subclass may draw other cohorts
         why = f"{type(selector).__name__} draws no random cohorts"
         return Sampling("none", _largest(selector, size), clients, "add or remove", why)
     if type(selector) is not Uniform:
