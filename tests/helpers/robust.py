@@ -13,7 +13,7 @@ RULES = [
     aggregation.Krum(1),
     aggregation.Krum(1, keep=3),
     aggregation.GeometricMedian(),
-    aggregation.ClippedMean(0.1),
+    aggregation.ClippedMean(0.03),
 ]
 """Every rule, for rounds of five clients or more."""
 
