@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedmos as fm
+from fedmos.cli import app
 from helpers.robust import RULES
 
 
@@ -43,3 +45,8 @@ class Mistaken(fm.aggregation.Aggregation):
 )
 def test_mistakes_are_found(mistake, text):
     assert any(text in found for found in fm.check(Mistaken(mistake)))
+
+
+def test_rules_are_checked_on_the_command_line():
+    done = CliRunner().invoke(app, ["check", "Krum", "faulty=2"])
+    assert (done.exit_code, done.output) == (0, "Krum: no findings\n")

@@ -229,7 +229,7 @@ class Wrong(fm.Algorithm):
 
     @property
     def reduce(self):
-        return {"A": ("delta", "sum" if self.how == "rule" else "w")} | (
+        return {"A": ("delta", "total" if self.how == "rule" else "w")} | (
             {"B": ("d", "w")} if self.how == "upload" else {}
         )
 
@@ -251,7 +251,7 @@ class Wrong(fm.Algorithm):
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("rule", "Wrong: the rule of sum 'A' must be one of w, avg, avg/K, p, each, got 'sum'"),
+        ("rule", "Wrong: the rule of sum 'A' must be one of w, avg, avg/K, p, sum, each, got 'total'"),
         ("upload", "Wrong: the sum 'B' must be of one of delta, got 'd'"),
         ("extra", "Wrong: 'finish' must return delta, got delta, extra"),
         ("own", "Wrong: 'finish' must return some of nothing, got r"),

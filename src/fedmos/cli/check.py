@@ -28,7 +28,7 @@ def check(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every check with its outcome.")] = False,
 ) -> None:
-    """Check an algorithm, a selector, a local optimiser or a codec of your own on a small federation.
+    """Check an algorithm, selector, local optimiser, codec or aggregation rule of your own on a small federation.
 
     Prints the findings, one sentence each, and ends with exit code 1 if there are any. For example: fedmos check
     mine.py:FedSAM lr=0.1 rho=0.05
@@ -57,6 +57,7 @@ def _built(name: str, fields: list[str]) -> Any:
             raise ValueError(f"check: fields must look like lr=0.1, got {text!r}")
         apply_override(table, text)
     known = registry.algorithms() | registry.selectors() | registry.local_optimizers() | registry.codecs()
+    known |= registry.aggregations()
     if not is_own(name) and name not in known:
         hint = f"{suggest(name, known)}; use a name of fedmos list, or mine.py:Name for a class of your own"
         raise ValueError(f"check: nothing is called {one_line(name, 100)!r}{hint}")
