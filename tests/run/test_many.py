@@ -1,6 +1,6 @@
 """Runs side by side: each gets what it would get alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
-from fedmos.data import Dataset
+from fedmos.data import Dataset, FederatedData
 from fedmos.engine import batched
 from fedmos.engine import execution_plan as plan
 from fedmos.engine.execution_plan import ExecutionPlan
@@ -314,3 +314,43 @@ def test_a_matrix_in_the_message():
     runs = [run_of(seed, Matrix()) for seed in (0, 1)]
     for given, result in zip(runs, fm.run_many(runs, **SHARED), strict=True):
         assert same(result, fm.run(**given, **SHARED))
+
+
+def scaled(scale: float) -> nn.Module:
+    """A model whose class is defined anew, with a number that is no attribute."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return scale * super().forward(x)
+
+    torch.manual_seed(0)
+    return Scaled(60, 10)
+
+
+SYNTHETIC = fm.datasets.synthetic(clients=6)
+OTHER = fm.datasets.synthetic(clients=6, seed=1)
+IGNORED = replace(SYNTHETIC, y=SYNTHETIC.y.where(torch.arange(len(SYNTHETIC.y)) % 3 > 0, -100))
+LARGER = FederatedData.from_arrays([(np.eye(n, 60), np.arange(n) % 10) for n in [12] * 6])
+SMALLER = FederatedData.from_arrays([(np.eye(n, 60), np.arange(n) % 10) for n in [8] * 6])
+
+
+@fm.losses.Batch
+def whole_batch(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets) + outputs.mean(0).square().sum()
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        [{"model": scaled(1.0)}, {"model": scaled(3.0)}],
+        [{"class_weights": [1.0] * 10}, {"class_weights": [1.0 + n for n in range(10)]}],
+        [{"class_weights": "balanced"}, {"class_weights": "balanced", "data": OTHER}],
+        [{}, {"data": IGNORED}],
+        [{"data": n, "loss": whole_batch, "batch_size": None} for n in (SMALLER, LARGER)],
+    ],
+    ids=["closure", "class weights", "balanced", "ignored targets", "batches without padding"],
+)
+def test_what_runs_do_not_have_in_common_is_not_shared(pair):
+    shared = SHARED | {"selection": fm.Full(), "model": scaled(1.0), "data": SYNTHETIC, "algorithm": fm.FedAvg(lr=0.1)}
+    for together, given in zip(fm.run_many(pair, **shared), pair, strict=True):
+        assert torch.equal(together.params, fm.run(**shared | given).params)

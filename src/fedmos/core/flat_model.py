@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..algorithm import Layers
 from ..kernels.attention import in_transform
@@ -170,14 +171,15 @@ class FlatModel:
         """Return a hash that is equal for models that compute the same function of their trainable parameters.
 
         Args:
-            here: Whether hashes are compared within this process. If so, attributes that are neither numbers nor
-                strings (functions, for example) are compared by identity, otherwise by name.
+            here: Whether hashes are compared within this process. If so, classes of modules and attributes that are
+                neither numbers nor strings (functions, for example) are compared by identity, otherwise by name.
         """
         digest = hashlib.sha256(self.fingerprint().encode())
         for name, module in self.module.named_modules(remove_duplicate=False):
             held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not (k[0] == "_" and not v)}
             plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k not in _DROPOUT_OWN)
-            digest.update(repr((name, type(module).__qualname__, type(module).__module__, plain)).encode())
+            kind = type_before_parametrizations(module)
+            digest.update(repr((name, _attribute_key(kind, here), kind.__module__, plain)).encode())
         if self.layout is not None:
             digest.update(repr(self.layout).encode())
         if self._output_function is not None:

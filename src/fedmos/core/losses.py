@@ -14,7 +14,7 @@ A loss that is no such sum, e.g. a partial likelihood, is a `fedmos.losses.Batch
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,7 +108,13 @@ class Loss:
     @property
     def is_pytorch(self) -> bool:
         """Whether the loss is one of PyTorch's, which depends on nothing but its arguments."""
-        return self.named is not None or getattr(self.function, "__module__", "").startswith("torch.nn.")
+        return self.named is not None or (getattr(self.function, "__module__", None) or "").startswith("torch.nn.")
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for losses that compute the same, also with the class weights and targets of another run."""
+        weights = self._mean.keywords if self.named is not None and isinstance(self._mean, partial) else {}
+        return self.function, self._normed, tuple((name, tuple(v.tolist())) for name, v in weights.items())
 
     @property
     def uniform(self) -> bool:

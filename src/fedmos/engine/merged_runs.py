@@ -55,9 +55,12 @@ def merge_key(state: FederatedState) -> Hashable:
         tuple(repr(getattr(algorithm, name)) for name in _DECLARED),
         (plan.compiled, plan.cuda_graph),
         (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip, task.sam_radius),
-        (task.loss.function, model.device, model.dtype, model.precision, model.structure(here=True)),
+        (task.loss.key, model.device, model.dtype, model.precision, model.structure(here=True)),
         (len(data), data.x.shape[1:], data.x.dtype, data.y.shape[1:], data.y.dtype),
         (data.normalize, data.augment),
+        data.sizes[0].item()
+        if task.loss.batch is not None and not task.loss.batch.masked
+        else None,  # takes no padding
     )
     try:
         hash(key)
