@@ -135,3 +135,36 @@ def test_a_loss_that_changes_between_rounds_changes_the_run():
         given |= {"selection": fm.Full(), "rounds": 4, "local_steps": 4, "batch_size": 5, "dtype": torch.float64}
         found[engine] = fm.run(**given, loss=loss, engine=engine, callbacks=[halve]).params
     assert torch.allclose(found["loop"], found["batched"], rtol=1e-10, atol=1e-12)
+
+
+def test_a_function_that_reads_values_is_not_replayed():
+    """The values of the first calls lead to one branch, a later one to the other."""
+    program = Recorded(lambda v: (2 * v if float(v.sum()) < 5 else -v,))
+    assert [program(torch.full((2,), float(n)))[0].tolist()[0] for n in range(8)] == [0, 2, 4, -3, -4, -5, -6, -7]
+    program = Recorded(lambda v: (2 * v if float(v.sum()) < 11 else -v,))
+    assert [program(torch.full((2,), float(n)))[0].tolist()[0] for n in range(8)] == [0, 2, 4, 6, 8, 10, -6, -7]
+
+
+def test_values_of_constants_may_be_read():
+    mask = torch.ones(2, dtype=torch.bool)
+    function, calls = counted(lambda v: (2 * v if bool(mask.all()) else v,))
+    program = Recorded(function)
+    assert [program(torch.full((2,), float(n)))[0].tolist()[0] for n in range(8)] == [2 * n for n in range(8)]
+    assert len(calls) == recorded.CALLS_BEFORE + 2
+
+
+def test_a_model_that_changes_between_rounds_is_refused():
+    scale = [1.0]
+
+    class Annealed(nn.Linear):
+        def forward(self, x):
+            return scale[0] * super().forward(x)
+
+    def halve(record):
+        scale[0] /= 2
+
+    given = {"model": Annealed(60, 10), "data": fm.datasets.synthetic(clients=6), "algorithm": fm.FedAvg(lr=0.1)}
+    given |= {"selection": fm.Full(), "rounds": 4, "local_steps": 8, "batch_size": 5, "callbacks": [halve]}
+    with pytest.raises(ValueError, match=r"its gradient for the same parameters and samples has changed"):
+        fm.run(**given, engine="batched")
+    assert fm.run(**given, engine="loop").history

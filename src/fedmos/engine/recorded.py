@@ -26,6 +26,8 @@ _log = logging.getLogger("fedmos")
 CALLS_BEFORE = 2
 """The number of calls with arguments of a shape before one is recorded; some shapes never come again."""
 _MOST_RECORDINGS = 32
+_CALLS_BEFORE_CHECKS = 16
+"""After so many calls, every call whose number is a power of two is compared with the function again."""
 
 Function = Callable[..., Any]
 """A function of tensors that returns a tuple of tensors."""
@@ -35,7 +37,8 @@ class Recorded:
     """A function of tensors, which is replayed for shapes of arguments that come often.
 
     The first replay of a recording is compared with the function itself, on other arguments than it was recorded with.
-    Without a replay of the same bits, the function is called as before.
+    Without a replay of the same bits, the function is called as before. Later, replays are compared now and then, to
+    find a function that depends on something that changes.
 
     Args:
         function: The function. It must depend on nothing but its arguments and on constants.
@@ -50,12 +53,16 @@ class Recorded:
 
     def __call__(self, *arguments: Tensor) -> Any:
         shape = tuple((a.shape, a.stride()) for a in arguments)
+        calls = self._calls[shape] = self._calls.get(shape, 0) + 1
         if shape in self._verified:
-            return self._verified[shape](*arguments)
-        self._calls[shape] = self._calls.get(shape, 0) + 1
+            values = self._verified[shape](*arguments)
+            replayed = self._verified[shape] is not self._function
+            if replayed and calls >= _CALLS_BEFORE_CHECKS and calls & (calls - 1) == 0:
+                _check_same(self._function(*arguments), values)
+            return values
         if shape in self._recordings:
             return self._verify(shape, arguments)
-        if self._calls[shape] <= CALLS_BEFORE or len(self._recordings) == _MOST_RECORDINGS:
+        if calls <= CALLS_BEFORE or len(self._recordings) == _MOST_RECORDINGS:
             return self._function(*arguments)
         return self._record(shape, arguments)
 
@@ -83,6 +90,20 @@ def _same(values: tuple[Tensor, ...], replay: Function, arguments: tuple[Tensor,
         return False
 
 
+def _check_same(values: tuple[Tensor, ...], replayed: tuple[Tensor, ...]) -> None:
+    """Refuse a replay that differs by more than rounding."""
+    for v, r in zip(values, replayed, strict=True):
+        if not torch.equal(v, r) and bool(v.isfinite().all()) and bool((v - r).abs().amax() > 1e-2 * v.abs().amax()):
+            raise ValueError(
+                "Cannot train the model because its gradient for the same parameters and samples has changed during "
+                "the run; use a forward pass that depends on its inputs and parameters only, or engine='loop'"
+            )
+
+
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+"""Operators by which Python code gets to know values; a replay would go on with those of the recording."""
+
+
 class _Recorder(TorchDispatchMode):
     """Records the operators that are called in a `with` block as a graph."""
 
@@ -92,6 +113,10 @@ class _Recorder(TorchDispatchMode):
         self._nodes: Any = WeakIdKeyDictionary()
         """By tensor, the node that computes it."""
         self._constants: dict[str, Tensor] = {}
+        self._computed: Any = WeakIdKeyDictionary()
+        """The memory of arguments and of what was computed from them."""
+        self._problem: str | None = None
+        """Why the operators cannot be replayed."""
         for number, v in enumerate(arguments):
             self._note(v, self._graph.placeholder(f"argument_{number}"))
 
@@ -100,9 +125,12 @@ class _Recorder(TorchDispatchMode):
         named = tree_map_only(Tensor, self._node, given)
         values = func(*given[0], **given[1])
         node = self._graph.call_function(func, *named)
+        if _varies(node) and not _READS.isdisjoint(getattr(func, "tags", ())):
+            self._problem = f"{func} reads values that differ from call to call"
         if isinstance(values, Tensor):
             self._note(values, node)
         elif isinstance(values, tuple | list):
+            node.meta["varies"] = _varies(node)
             for place, v in enumerate(values):
                 if isinstance(v, Tensor):
                     self._note(v, self._graph.call_function(getitem, (node, place)))
@@ -110,11 +138,17 @@ class _Recorder(TorchDispatchMode):
 
     def _note(self, v: Tensor, node: fx.Node) -> None:
         self._nodes[v] = node
-        node.meta |= {"shape": v.shape, "stride": v.stride()}
+        varies = _varies(node)
+        if varies and v.layout is torch.strided:
+            self._computed[v.untyped_storage()] = node
+        node.meta |= {"shape": v.shape, "stride": v.stride(), "varies": varies}
 
     def programs(self, values: tuple[Tensor, ...]) -> list[Function]:
         """Return functions that call the operators again and return what has become of `values`: rewritten, as is."""
         self._graph.output(tuple(map(self._node, values)))
+        if self._problem is not None:
+            _log.debug("A program is not recorded: %s", self._problem)
+            return []
         self._graph.eliminate_dead_code()
         try:
             plain = fx.GraphModule(self._constants, copy.deepcopy(self._graph))
@@ -127,8 +161,15 @@ class _Recorder(TorchDispatchMode):
     def _node(self, v: Tensor) -> fx.Node:
         """Return the node of a tensor; one that was not computed in the block is a constant."""
         if v not in self._nodes:
+            if v.layout is torch.strided and v.untyped_storage() in self._computed:
+                self._problem = "a tensor was computed in a way that cannot be recorded"
             name = f"constant_{len(self._constants)}"
             self._constants[name] = v
             self._note(v, self._graph.get_attr(name))
         node: fx.Node = self._nodes[v]
         return node
+
+
+def _varies(node: fx.Node) -> bool:
+    """Whether a node is an argument of the program, or computed from one."""
+    return node.op == "placeholder" or any(n.meta.get("varies") for n in node.all_input_nodes)
