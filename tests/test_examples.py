@@ -140,3 +140,23 @@ def test_recipes_learn(name):
     changes = [f"rounds={rounds}", f"eval_every={rounds}", "engine=batched"]
     settings = config.load(config.RunConfig, EXAMPLES / f"recipes/{name}.toml", changes)
     assert settings.run(settings.algorithm, settings.selection, settings.seed).history[-1].accuracy > 0.4
+
+
+def test_attacks_and_rules():
+    """Every attack and rule of the table runs; a backdoor is measured."""
+    example = load("robust")
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2), clients=20)
+    small = {"rounds": 1, "local_steps": 1, "model": lambda seed: fm.models.logistic(features=64)}
+    for attack in example.ATTACKS.values():
+        result = example.train(data, fm.aggregation.Median(), attack, **small)
+        assert 0 <= example.accuracy(result) <= 1
+    assert 0 <= example.backdoor_success(result, data, attack) <= 1
+    for rule in example.RULES.values():
+        example.train(data, rule, None, **small)
+
+
+def test_rules_in_a_configuration():
+    settings = config.load(config.CompareConfig, EXAMPLES / "robust.toml")
+    rules = [settings.own_options(method).get("aggregation") for method in settings.methods]
+    assert set(rules) <= set(load("robust").RULES.values())
+    assert settings.attack.name == "SignFlip"
