@@ -129,6 +129,9 @@ def test_poisson_sampling_is_bernoulli_that_may_be_empty():
     [
         (fm.OCS(m=3, d=5), "Cannot use privacy= with OCS because its clients report update_norm without noise; use"),
         (fm.DELTA(m=3), "Cannot use privacy= with DELTA because"),
+        (fm.PowerOfChoice(m=3, d=5), "because it asks clients for losses or gradients without noise; use"),
+        (fm.FedCor(m=3), "Cannot use privacy= with FedCor because it asks clients for losses or gradients"),
+        (fm.CACS(m=3), "Cannot use privacy= with CACS because it asks clients for losses or gradients"),
         (fm.Clustered(m=3, by="similarity"), "because it needs the updates of single clients; use fm.Bernoulli"),
         (fm.FixedCohorts([[0, 1]], [[0.9, 0.1]]), "because its weights change how much a client can contribute"),
         (fm.Uniform(m=N + 1), "Uniform: 'm' must be ≤ the number of clients"),

@@ -9,6 +9,7 @@ from ..selection.cyclic import Cyclic
 from ..selection.full import FixedCohorts, Full
 from ..selection.selector import Selector, thins
 from ..selection.uniform import Uniform
+from .reads import reads_attribute
 
 _INSTEAD = "use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"
 
@@ -93,6 +94,8 @@ def _check(selector: Selector) -> None:
         raise ValueError(f"{owner} its clients report {', '.join(selector.reports)} without noise; {_INSTEAD}")
     if selector.updates:
         raise ValueError(f"{owner} it needs the updates of single clients; {_INSTEAD}")
+    if any(reads_attribute(type(selector), asked) for asked in ("probe", "gradients")):  # of the view
+        raise ValueError(f"{owner} it asks clients for losses or gradients without noise; {_INSTEAD}")
     if thins(selector):
         raise ValueError(f"{owner} it chooses uploads by what clients report; {_INSTEAD}")
     if isinstance(selector, FixedCohorts) and selector.weights is not None:
