@@ -6,6 +6,8 @@ For each job, in turn and repeatedly, each in its own process:
     auto      fedmos, engine="auto", which chooses a plan in every process
     pfl       Apple's pfl, in .venv-pfl or .carry/pfl; on a CPU also as one process for every core
     Flower    Flower's simulation, a worker for every core, in .venv-flower; on a CPU only
+    BlazeFL   one client after another, or a thread for every core, in .venv-blazefl or, for a comparison with the same
+              PyTorch, with this interpreter; BlazeFL 3 needs Python 3.14 or newer
 
 Models, clients, cohort, steps and batches are those of engines.py, without evaluation. The other simulators get batches
 that are cut and normalised on the device beforehand; fedmos draws a batch in every step. Times are medians over all
@@ -29,7 +31,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ["mnist", "pfl-cifar", "lenet"]
-WAYS = ["lean", "auto", "pfl", "pfl-processes", "flower"]
+WAYS = ["lean", "auto", "pfl", "pfl-processes", "flower", "blazefl", "blazefl-threads"]
+PEERS = {"pfl": "pfl", "flower": "flwr", "blazefl": "blazefl"}  # the module of each simulator
 
 
 def interpreter(peer: str, module: str) -> tuple[str, list[str]] | None:
@@ -49,15 +52,17 @@ def command(way: str) -> tuple[list[str], list[str]] | str:
     here = ROOT / "benchmarks" / "peers"
     if way in ("lean", "auto"):
         return [sys.executable, str(here / "ours_job.py"), "--way", way], []
-    if torch.cuda.is_available() and way != "pfl":
+    if torch.cuda.is_available() and way in ("pfl-processes", "flower", "blazefl-threads"):
         return "CPU only"
-    peer, module, script = ("flower", "flwr", "flower_job.py") if way == "flower" else ("pfl", "pfl", "pfl_job.py")
-    found = interpreter(peer, module)
+    peer, _, variant = way.partition("-")
+    found = interpreter(peer, PEERS[peer])
     if found is None:
-        return f"no .venv-{peer}; `make bench-peers` creates it"
+        hint = "install BlazeFL with Python ≥ 3.14" if peer == "blazefl" else "`make bench-peers` creates it"
+        return f"no .venv-{peer}; {hint}"
     python, folders = found
-    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={os.cpu_count()}"] if way == "pfl-processes" else []
-    return [python, *launcher, str(here / script)], folders
+    launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={os.cpu_count()}"] if variant == "processes" else []
+    options = ["--how", variant or "serial"] if peer == "blazefl" else []
+    return [python, *launcher, str(here / f"{peer}_job.py"), *options], folders
 
 
 def measure(way: str, job: str, given: argparse.Namespace) -> dict[str, Any] | str:
@@ -67,7 +72,7 @@ def measure(way: str, job: str, given: argparse.Namespace) -> dict[str, Any] | s
         return how
     arguments, folders = how
     arguments = [*arguments, job, "--rounds", str(given.rounds), "--warm", str(given.warm)]
-    if given.precision and way != "flower":
+    if given.precision and PEERS.get(way.partition("-")[0]) in (None, "pfl"):
         arguments += ["--precision", given.precision]
     with tempfile.TemporaryDirectory() as empty:  # without cached measurements
         path = os.pathsep.join([str(ROOT / "src"), *folders])
@@ -86,7 +91,7 @@ def measure(way: str, job: str, given: argparse.Namespace) -> dict[str, Any] | s
 
 
 def threads(way: str) -> str:
-    return "1" if way in ("pfl-processes", "flower") else str(torch.get_num_threads())
+    return "1" if way in ("pfl-processes", "flower", "blazefl-threads") else str(torch.get_num_threads())
 
 
 def main() -> None:
@@ -97,7 +102,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=900, help="seconds for one pass of one way")
-    parser.add_argument("--precision", choices=["tf32", "bf16"], help="for all but Flower")
+    parser.add_argument("--precision", choices=["tf32", "bf16"], help="for all but Flower and BlazeFL")
     given = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     counted = f"median of {given.passes} × {given.rounds} rounds, range of the medians of a pass"
