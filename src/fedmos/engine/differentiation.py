@@ -2,7 +2,7 @@
 
 `torch.func.grad_and_value` records the backward pass, too, so that it can be differentiated again: until the gradient
 is complete, all activations and their gradients stay in memory. Without this graph, as in plain autograd, each is freed
-once it has been used.
+once it has been used. It also imports `torch._dynamo`, which takes a second and is not needed here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 try:
     from torch._functorch.eager_transforms import (
-        _autograd_grad,
         _create_differentiable,
         _undo_create_differentiable,
         _wrap_all_tensors,
@@ -24,7 +24,7 @@ try:
     )
     from torch._functorch.vmap import doesnt_support_saved_tensors_hooks
 except ImportError:  # another version of PyTorch
-    _autograd_grad = None  # type: ignore[assignment]
+    _create_differentiable = None  # type: ignore[assignment]
 
 
 def cohort_gradient(function: Callable[..., Any], has_aux: bool = False, frugal: bool = False) -> Callable[..., Any]:
@@ -36,10 +36,10 @@ def cohort_gradient(function: Callable[..., Any], has_aux: bool = False, frugal:
         frugal: Whether to free activations during the backward pass. A few operations, such as `nn.GroupNorm`, then
             have another backward kernel, which rounds differently. Where `vmap` does not support it, nothing is freed.
     """
-    recorded = vmap(torch.func.grad_and_value(function, has_aux=has_aux))
+    recorded = vmap(grad_and_value(function, has_aux))
     if not frugal:
         return recorded
-    freed, supported = vmap(grad_and_value(function, has_aux)), True
+    freed, supported = vmap(grad_and_value(function, has_aux, create_graph=False)), True
 
     def gradient(*arguments: Any) -> Any:
         nonlocal supported
@@ -55,15 +55,18 @@ def cohort_gradient(function: Callable[..., Any], has_aux: bool = False, frugal:
     return gradient
 
 
-def grad_and_value(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., tuple[Any, Any]]:
+def grad_and_value(
+    function: Callable[..., Any], has_aux: bool = False, create_graph: bool = True
+) -> Callable[..., tuple[Any, Any]]:
     """Return a function for the gradient and the value, as `torch.func.grad_and_value`. It cannot be nested.
 
     Args:
         function: Returns one number, and with `has_aux` further tensors. It is differentiated by its first argument, a
             tensor or a tuple of tensors.
         has_aux: Whether `function` returns a pair.
+        create_graph: Whether to record the backward pass.
     """
-    if _autograd_grad is None:
+    if _create_differentiable is None:
         return torch.func.grad_and_value(function, has_aux=has_aux)
 
     @doesnt_support_saved_tensors_hooks
@@ -73,8 +76,16 @@ def grad_and_value(function: Callable[..., Any], has_aux: bool = False) -> Calla
             _create_differentiable(leaves, level)
             returned = function(tree_unflatten(leaves, structure), *_wrap_all_tensors(args, level))
             value = returned[0] if has_aux else returned
-            found = _autograd_grad((value,), leaves, create_graph=False)
+            found = _gradients(value, leaves, create_graph)
             gradient = _undo_create_differentiable(tree_unflatten(found, structure), level)
             return gradient, _undo_create_differentiable(returned, level)
 
     return differentiated
+
+
+def _gradients(value: Tensor, leaves: list[Tensor], create_graph: bool) -> list[Tensor]:
+    """Return the derivative of a number by each tensor; zeros where it does not depend on one."""
+    if not value.requires_grad:
+        return [torch.zeros_like(y) for y in leaves]
+    found = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(y) if g is None else g for y, g in zip(leaves, found, strict=True)]

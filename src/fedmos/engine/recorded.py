@@ -120,6 +120,10 @@ class _Recorder(TorchDispatchMode):
         for number, v in enumerate(arguments):
             self._note(v, self._graph.placeholder(f"argument_{number}"))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports torch._dynamo, which takes a second; nothing is compiled here
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         named = tree_map_only(Tensor, self._node, given)

@@ -160,6 +160,10 @@ class _ResultBytes(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True imports torch._dynamo, which takes a second; nothing is compiled here
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
         self.total += sum(v.nbytes for v in torch.utils._pytree.tree_leaves(result) if isinstance(v, Tensor))
