@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..kernels.operators import Operator
 from ..rng import at_least, fold
 from .module_kind import UnsuitableModel
 
 
 # An opaque operator, because PyTorch's compiler for CPUs (2.13) miscompiles the hash.
-@torch.library.custom_op("fedmos::kept", mutates_args=())
+@Operator("kept")
 def _kept(key: Tensor, count: int, p: float) -> Tensor:
     """Return the mask of kept numbers, (…, count), for keys (…,)."""
     return at_least(key, count, p)

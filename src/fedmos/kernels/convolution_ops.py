@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layout import empty_images
+from .operators import Operator
 
 
 def empty_channels_last(like: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -38,7 +39,7 @@ def convolution_backward(
 # On a GPU: Triton kernels. They return images as (B, M, C, H, W), in the layout of `empty_images`.
 
 
-@torch.library.custom_op("fedmos::convolution", mutates_args=())
+@Operator("convolution")
 def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
     from . import implicit_gemm
 
@@ -51,7 +52,7 @@ def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
     return empty_images(x, x.shape[1], x.shape[0], w.shape[1], *size)
 
 
-@torch.library.custom_op("fedmos::convolution_input", mutates_args=())
+@Operator("convolution_input")
 def _convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: str) -> Tensor:
     from . import implicit_gemm
 
@@ -63,7 +64,7 @@ def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: s
     return empty_images(dy, dy.shape[1], dy.shape[0], w.shape[2], h, v)
 
 
-@torch.library.custom_op("fedmos::convolution_weight", mutates_args=())
+@Operator("convolution_weight")
 def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
     from . import implicit_gemm
 
@@ -78,7 +79,7 @@ def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str)
 # On a CPU: PyTorch's convolutions, one client after another, channels last.
 
 
-@torch.library.custom_op("fedmos::each_convolution", mutates_args=())
+@Operator("each_convolution")
 def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int, groups: int = 1) -> Tensor:
     return _images([F.conv2d(channels_last(a), b, None, stride, pad, 1, groups) for a, b in zip(x, w, strict=True)])
 
@@ -89,7 +90,7 @@ def _(x: Tensor, w: Tensor, stride: int, pad: int, groups: int = 1) -> Tensor:
     return x.new_empty((*x.shape[:2], *size, w.shape[1])).permute(0, 1, 4, 2, 3)
 
 
-@torch.library.custom_op("fedmos::each_convolution_input", mutates_args=())
+@Operator("each_convolution_input")
 def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, groups: int = 1) -> Tensor:
     like = empty_channels_last(dy, (dy.shape[1], groups * w.shape[2], h, v))
     return _images(
@@ -105,7 +106,7 @@ def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, groups: int 
     return dy.new_empty((*dy.shape[:2], h, v, groups * w.shape[2])).permute(0, 1, 4, 2, 3)
 
 
-@torch.library.custom_op("fedmos::each_convolution_weight", mutates_args=())
+@Operator("each_convolution_weight")
 def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, groups: int = 1) -> Tensor:
     like = x.new_empty((dy.shape[2], x.shape[2] // groups, kernel, kernel))
     each = [

@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .operators import Operator
+
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 """The number of gates of each kind of layer."""
 
@@ -21,7 +23,7 @@ Forward = tuple[Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-@torch.library.custom_op("fedmos::recurrence", mutates_args=())
+@Operator("recurrence")
 def _recurrence(kind: str, gates: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, projection: Tensor) -> Forward:
     """Return the outputs (T, N, B, R), the cell states (T, N, B, H or 0), and what the backward pass needs."""
     if kind == "lstm":
@@ -80,7 +82,7 @@ def _rnn(kind: str, gates: Tensor, h: Tensor, w: Tensor) -> Forward:
     return outputs, gates.new_empty((*gates.shape[:3], 0)), gates.new_empty((*gates.shape[:3], 0))
 
 
-@torch.library.custom_op("fedmos::recurrence_backward", mutates_args=())
+@Operator("recurrence_backward")
 def _recurrence_backward(
     kind: str,
     trained: bool,
