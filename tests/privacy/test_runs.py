@@ -169,6 +169,19 @@ def test_a_run_without_amplification_says_so(caplog):
     assert "Privacy is not amplified by sampling because the cohorts of MD depend on the clients' sizes" in caplog.text
 
 
+def test_a_run_that_is_decided_by_training_data_says_so(caplog):
+    for option in ({"target": {"train_loss": 1e-9}}, {"keep_best": "train_loss"}):
+        caplog.clear()
+        private(fm.FedAvg(lr=LR), "loop", rounds=1, **option)
+        assert "ε does not count that train_loss, computed from the clients' data, decides on a model" in caplog.text
+    caplog.clear()
+    private(fm.FedAvg(lr=LR), "loop", rounds=1, callbacks=[fm.EarlyStopping("train_loss")])
+    assert "ε does not count that train_loss" in caplog.text
+    caplog.clear()
+    private(fm.FedAvg(lr=LR), "loop", rounds=1)
+    assert "does not count" not in caplog.text
+
+
 def test_a_configuration_trains_as_the_call(tmp_path):
     privacy = {"name": "Gaussian", "clip": {"delta": 1.0, "change": 0.1}, "noise_multiplier": 1.0, "delta": 1e-3}
     path = tmp_path / "run.toml"

@@ -13,6 +13,7 @@ from ..privacy.accounting import Accountant, accountant
 from ..privacy.compose import remembers, with_privacy
 from ..privacy.sampling import Sampling, sampling_of
 from ..selection.availability import Always
+from .early_stopping import EarlyStopping
 
 if TYPE_CHECKING:
     from .spec import RunSpec
@@ -66,8 +67,19 @@ def describe_privacy(spec: RunSpec) -> None:
         _log.warning("Privacy is not amplified by sampling because %s", sampling.why)
     if spec.privacy.delta * sampling.clients >= 1:
         _log.warning("Privacy: 'delta' should be less than 1/N = %.2g, got %g", 1 / sampling.clients, account.delta)
+    for metric in _deciding_metrics(spec):
+        if metric.startswith("train_"):
+            _log.warning(
+                "Privacy: ε does not count that %s, computed from the clients' data, decides on a model", metric
+            )
     text = "∞" if math.isinf(spent) else f"{spent:.3g}"
     _log.info("Privacy: ε = %s at δ = %g (%s one client)", text, account.delta, sampling.adjacency)
+
+
+def _deciding_metrics(spec: RunSpec) -> list[str]:
+    """Return the metrics that end the run or choose its best model."""
+    stopping = [callback.metric for callback in spec.callbacks or () if isinstance(callback, EarlyStopping)]
+    return list(dict.fromkeys([*(spec.target or ()), *stopping, *([spec.keep_best] if spec.keep_best else [])]))
 
 
 def _accountant(spec: RunSpec) -> Accountant | None:
