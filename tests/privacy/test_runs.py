@@ -108,6 +108,14 @@ def test_noise_of_zero_is_no_privacy():
             "PowerOfChoice because it asks clients for losses or gradients with",
         ),
         ({"selection": fm.ActiveFL(m=2)}, "Cannot use privacy= with ActiveFL because its clients report start_loss"),
+        (
+            {"local": fm.local.Adam(average=True)},
+            "Cannot use privacy= with an averaged Adam or AdamW because noise makes",
+        ),
+        (
+            {"local": [fm.local.SAM(rho=0.1), fm.local.AdamW(average=True)]},
+            "averaged Adam or AdamW because noise makes",
+        ),
         ({"update_norms": True}, "Cannot use privacy= with update_norms because the norms of single updates"),
         ({"system": fm.System(quorum=0.5)}, "Cannot use privacy= with a quorum because an abandoned round reveals"),
         (

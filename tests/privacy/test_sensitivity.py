@@ -167,3 +167,25 @@ def test_norms_of_long_vectors_are_exact():
     norms = _norm({"a": v, "b": v[:, :5]}, torch.ones(2, 1))
     exact = torch.cat([v, v[:, :5]], dim=1).double().norm(dim=1)
     assert norms.double().tolist() == pytest.approx(exact.tolist(), rel=1e-5)
+
+
+def check_absent_client(case, **changes: object) -> None:
+    how = {"selection": fm.FixedCohorts([[1, 2, 3], [4, 5], [1, 6]]), "rounds": 3, **changes}
+    one, other = (private(case.make(), data=data, **how) for data in (LOGISTIC.data(), changed_data(0)))
+    assert torch.equal(one.params, other.params)
+    assert all(torch.equal(v, other.server_state[name]) for name, v in one.server_state.items())
+
+
+@pytest.mark.parametrize("case", [c for c in EACH if c.name in ("FedDyn", "FedCM", "Mime", "FedNova")], ids=str)
+def test_a_client_that_takes_no_part_changes_nothing(case):
+    """Its samples and their number have no effect on weights, factors, or other clients."""
+    check_absent_client(case, engine="loop")
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore:FedHBM with beta")
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("case", EACH, ids=str)
+def test_a_client_that_takes_no_part_changes_nothing_in_any_algorithm(case, engine):
+    check_absent_client(case, engine=engine)
+    check_absent_client(case, engine=engine, uplink=Quantize(4))

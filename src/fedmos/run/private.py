@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithm import Algorithm
 from ..engine.cohort_size import cohort_size
 from ..engine.state import PrivateRun
+from ..local.adam import Adam
 from ..privacy.accounting import Accountant, accountant
 from ..privacy.compose import remembers, with_privacy
 from ..privacy.sampling import Sampling, sampling_of
@@ -115,6 +117,12 @@ def _check_options(spec: RunSpec) -> None:
         raise ValueError(
             "Cannot use privacy= with class_weights='balanced' because the numbers of samples of each class would be "
             "used without noise; use a list of weights"
+        )
+    chain = spec.local if isinstance(spec.local, Sequence) else [spec.local]
+    if any(isinstance(one, Adam) and one.average for one in chain) and spec.privacy and spec.privacy.noise_multiplier:
+        raise ValueError(
+            "Cannot use privacy= with an averaged Adam or AdamW because noise makes the means of squares negative; use "
+            "average=False, or keep=True"
         )
     if spec.has_client_statistics:
         raise ValueError(
