@@ -1,6 +1,7 @@
 """Runs side by side: each gets what it would get alone."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -354,3 +355,44 @@ def test_what_runs_do_not_have_in_common_is_not_shared(pair):
     shared = SHARED | {"selection": fm.Full(), "model": scaled(1.0), "data": SYNTHETIC, "algorithm": fm.FedAvg(lr=0.1)}
     for together, given in zip(fm.run_many(pair, **shared), pair, strict=True):
         assert torch.equal(together.params, fm.run(**shared | given).params)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(fm.FedAvg):
+    """Has a number that is computed from a field at the start."""
+
+    mu: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "early", self.mu / 2)
+
+    def finish(self, y, s, c, grad):
+        uploads, own = super().finish(y, s, c, grad)
+        return {name: v * self.early for name, v in uploads.items()}, own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cached(fm.FedAvg):
+    """Has a number that is computed from a field at its first use."""
+
+    mu: float = 0.1
+
+    @cached_property
+    def late(self):
+        return self.mu / 2
+
+    def finish(self, y, s, c, grad):
+        uploads, own = super().finish(y, s, c, grad)
+        return {name: v * self.late for name, v in uploads.items()}, own
+
+    def server(self, x, state, agg, ctx):
+        return super().server(x, state, {name: v / self.late for name, v in agg.items()}, ctx)
+
+
+@pytest.mark.parametrize("kind", [Derived, Cached])
+def test_numbers_that_are_computed_from_fields_are_those_of_the_run(kind):
+    shared = SHARED | {"model": scaled(1.0), "data": SYNTHETIC, "rounds": 2}
+    runs = [{"algorithm": kind(lr=0.1, mu=mu)} for mu in (0.1, 0.9)]
+    for together, given in zip(fm.run_many(runs, **shared), runs, strict=True):
+        assert torch.allclose(together.params, fm.run(**shared | given).params, rtol=0, atol=1e-12)

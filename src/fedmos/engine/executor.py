@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -275,6 +275,8 @@ def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:
     if not fields:
         return algorithm
     changed = copy.copy(algorithm)
+    for name in [n for n in vars(changed) if isinstance(getattr(type(changed), n, None), cached_property)]:
+        del vars(changed)[name]  # computed from other values of the fields
     for name, column in fields.items():
         object.__setattr__(changed, name, column)
     return changed

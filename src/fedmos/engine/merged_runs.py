@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..algorithm import Algorithm
 from ..core.history import Record
 from ..data.federated import FederatedData
 from ..rng import signed
@@ -53,6 +55,7 @@ def merge_key(state: FederatedState) -> Hashable:
         type(algorithm),
         tuple((f.name, v) for f in fields(algorithm) if not isinstance(v := getattr(algorithm, f.name), float)),
         tuple(repr(getattr(algorithm, name)) for name in _DECLARED),
+        _derived(algorithm),
         (plan.compiled, plan.cuda_graph),
         (task.local_steps, task.local_epochs, task.batch_size, task.weight_decay, task.clip, task.sam_radius),
         (task.loss.key, model.device, model.dtype, model.precision, model.structure(here=True)),
@@ -67,6 +70,13 @@ def merge_key(state: FederatedState) -> Hashable:
     except TypeError:  # a field that cannot be compared
         return None
     return key
+
+
+def _derived(algorithm: Algorithm) -> Hashable:
+    """Return the attributes that are no fields, as `__post_init__` may compute from them: merged runs share these."""
+    names: set[str] = {f.name for f in fields(algorithm)} if is_dataclass(algorithm) else set()
+    cached = {n for n in vars(algorithm) if isinstance(getattr(type(algorithm), n, None), cached_property)}
+    return tuple(sorted((n, v) for n, v in vars(algorithm).items() if n not in names | cached))
 
 
 class MergedRuns:
