@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fedmos as fm
+from fedmos.core.flat_model import FlatModel
 
 ENGINES = ("loop", "batched")
 
@@ -327,3 +328,15 @@ def test_models_that_mix_samples_are_found(quick, caplog):
     assert "depend on the other samples" in caplog.text
     with pytest.raises(ValueError, match="would be padded"):
         quick(model=Mixing(), engine="batched")
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), np.ones(3), None])
+def test_private_attributes_of_any_kind_identify_a_model(value):
+    module = nn.Linear(3, 2)
+    module._value = value
+    model = FlatModel(module, torch.device("cpu"), torch.float32)
+    assert model.structure(here=False) == model.structure(here=False)
+    other = nn.Linear(3, 2)
+    other._value = 0
+    unlike = FlatModel(other, torch.device("cpu"), torch.float32)
+    assert model.structure(here=False) != unlike.structure(here=False)

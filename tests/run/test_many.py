@@ -328,6 +328,18 @@ def scaled(scale: float) -> nn.Module:
     return Scaled(60, 10)
 
 
+class Optional(nn.Linear):
+    """A model in which a private attribute of None and one of 0 have different meanings."""
+
+    def __init__(self, scale):
+        super().__init__(60, 10)
+        self._scale = scale
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x):
+        return super().forward(x) * (3 if self._scale is None else self._scale + 1)
+
+
 SYNTHETIC = fm.datasets.synthetic(clients=6)
 OTHER = fm.datasets.synthetic(clients=6, seed=1)
 IGNORED = replace(SYNTHETIC, y=SYNTHETIC.y.where(torch.arange(len(SYNTHETIC.y)) % 3 > 0, -100))
@@ -344,12 +356,13 @@ def whole_batch(outputs, targets):
     "pair",
     [
         [{"model": scaled(1.0)}, {"model": scaled(3.0)}],
+        [{"model": Optional(None)}, {"model": Optional(0)}],
         [{"class_weights": [1.0] * 10}, {"class_weights": [1.0 + n for n in range(10)]}],
         [{"class_weights": "balanced"}, {"class_weights": "balanced", "data": OTHER}],
         [{}, {"data": IGNORED}],
         [{"data": n, "loss": whole_batch, "batch_size": None} for n in (SMALLER, LARGER)],
     ],
-    ids=["closure", "class weights", "balanced", "ignored targets", "batches without padding"],
+    ids=["closure", "private attribute", "class weights", "balanced", "ignored targets", "batches without padding"],
 )
 def test_what_runs_do_not_have_in_common_is_not_shared(pair):
     shared = SHARED | {"selection": fm.Full(), "model": scaled(1.0), "data": SYNTHETIC, "algorithm": fm.FedAvg(lr=0.1)}

@@ -176,7 +176,7 @@ class FlatModel:
         """
         digest = hashlib.sha256(self.fingerprint().encode())
         for name, module in self.module.named_modules(remove_duplicate=False):
-            held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not (k[0] == "_" and not v)}
+            held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not _is_empty_dict(v)}
             plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k not in _DROPOUT_OWN)
             kind = type_before_parametrizations(module)
             digest.update(repr((name, _attribute_key(kind, here), kind.__module__, plain)).encode())
@@ -352,6 +352,11 @@ _TORCH_OWN = {
 
 _DROPOUT_OWN = {"calls", "positions", "recorded"}
 """Attributes of `StreamDropout` that a forward pass or a trial sets."""
+
+
+def _is_empty_dict(v: object) -> bool:
+    """Whether v is an empty dictionary, as PyTorch's of hooks, whose names vary with its version."""
+    return isinstance(v, dict) and not v
 
 
 def _attribute_key(v: object, here: bool) -> str:
