@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils.parametrize import type_before_parametrizations
 
 from ..algorithm import Layers
 from ..kernels.attention import in_transform
@@ -23,7 +22,6 @@ from ..kernels.depthwise_convolution import replace_depthwise_convolutions
 from ..kernels.pooling import replace_pooling
 from ..kernels.transposed_convolution import replace_transposed_convolutions
 from ..rng import fold
-from .architecture import dense_parts
 from .batch_norm import RunningStatistics
 from .cohort_recurrence import CohortRecurrence
 from .cohort_tensors import CohortTensors
@@ -36,6 +34,7 @@ from .image_layout import takes_channels_last
 from .input_layout import InputLayout
 from .model_outputs import OutputFunction, pick_output
 from .module_copy import copied
+from .module_hash import attribute_key, constants_key, modules_key
 from .module_kind import check_batch_norm, plain_module
 from .precision import Precision
 from .statistics_layout import StatisticsLayout
@@ -175,29 +174,17 @@ class FlatModel:
                 neither numbers nor strings (functions, for example) are compared by identity, otherwise by name.
         """
         digest = hashlib.sha256(self.fingerprint().encode())
-        for name, module in self.module.named_modules(remove_duplicate=False):
-            held = {k: v for k, v in vars(module).items() if k not in _TORCH_OWN and not _is_empty_dict(v)}
-            plain = sorted((k, _attribute_key(v, here)) for k, v in held.items() if k not in _DROPOUT_OWN)
-            kind = type_before_parametrizations(module)
-            digest.update(repr((name, _attribute_key(kind, here), kind.__module__, plain)).encode())
+        digest.update(modules_key(self.module, here))
         if self.layout is not None:
             digest.update(repr(self.layout).encode())
         if self._output_function is not None:
-            digest.update(_attribute_key(self._output_function, here).encode())
+            digest.update(attribute_key(self._output_function, here).encode())
         digest.update(self._constants.encode())
         return digest.hexdigest()
 
     @cached_property
     def _constants(self) -> str:
-        """A hash of the names and values of frozen parameters and buffers; "" without any."""
-        trainable, digest, found = {place for places in self._places for place in places}, hashlib.sha256(), False
-        for name, value in (*self.module.named_parameters(), *self.module.named_buffers()):
-            if name not in trainable:
-                found = True
-                digest.update(name.encode())
-                for part in dense_parts(value.detach().cpu().resolve_conj()):
-                    digest.update(part.contiguous().numpy().data)
-        return digest.hexdigest() if found else ""
+        return constants_key(self.module, {place for places in self._places for place in places})
 
     def initial(self) -> Tensor:
         """Return the initial parameters of the module as a vector."""
@@ -338,35 +325,6 @@ class FlatModel:
         module = copied(self._original, "cpu", self.dtype)
         load_flat(module, y)
         return module
-
-
-_TORCH_OWN = {
-    "training",
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_non_persistent_buffers_set",
-    "_is_full_backward_hook",
-}
-
-
-_DROPOUT_OWN = {"calls", "positions", "recorded"}
-"""Attributes of `StreamDropout` that a forward pass or a trial sets."""
-
-
-def _is_empty_dict(v: object) -> bool:
-    """Whether v is an empty dictionary, as PyTorch's of hooks, whose names vary with its version."""
-    return isinstance(v, dict) and not v
-
-
-def _attribute_key(v: object, here: bool) -> str:
-    """Return a string that is equal for equal attribute values; see `FlatModel.structure`."""
-    if isinstance(v, bool | int | float | str | torch.dtype | type(None)):
-        return repr(v)
-    if isinstance(v, tuple | list):
-        return repr([_attribute_key(item, here) for item in v])
-    name = getattr(v, "__qualname__", type(v).__qualname__)
-    return f"{name} {id(v)}" if here else name
 
 
 def _places(module: nn.Module, name: str) -> list[str]:

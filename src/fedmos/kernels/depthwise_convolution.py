@@ -63,8 +63,8 @@ class _Depthwise(Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, w = ctx.saved_tensors
         of_input, of_weight = ctx.needs_input_grad[:2]
-        dx = _InputGradient.apply(dy, w, *x.shape[-2:], *ctx.how) if of_input else None  # type: ignore[no-untyped-call]
-        dw = _WeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if of_weight else None  # type: ignore[no-untyped-call]
+        dx = _DepthwiseInputGradient.apply(dy, w, *x.shape[-2:], *ctx.how) if of_input else None  # type: ignore[no-untyped-call]
+        dw = _DepthwiseWeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if of_weight else None  # type: ignore[no-untyped-call]
         return dx, dw, None, None, None
 
     @staticmethod
@@ -73,7 +73,7 @@ class _Depthwise(Function):
         return torch.ops.fedmos.each_convolution(x, w, stride, pad, groups), 0
 
 
-class _InputGradient(Function):
+class _DepthwiseInputGradient(Function):
     @staticmethod
     def forward(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, groups: int) -> Tensor:
         x = dy.new_empty((len(dy), groups, h, v))
@@ -89,7 +89,7 @@ class _InputGradient(Function):
         return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad, groups), 0
 
 
-class _WeightGradient(Function):
+class _DepthwiseWeightGradient(Function):
     @staticmethod
     def forward(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, groups: int) -> Tensor:
         w = x.new_empty((dy.shape[1], 1, kernel, kernel))

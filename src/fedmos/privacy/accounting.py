@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..core.validation import Rule, count, needs, positive, require
 from ..selection.selector import Selector
 from .gaussian import Gaussian
-from .sampling import Sampling, sampling_of
+from .sampling import CohortSampling, sampling_of
 
 _MOST_NOISE = 1e6
 
@@ -36,7 +36,7 @@ class Accountant:
         ImportError: If `dp-accounting` is not installed.
     """
 
-    def __init__(self, sampling: Sampling, noise_multiplier: float, delta: float) -> None:
+    def __init__(self, sampling: CohortSampling, noise_multiplier: float, delta: float) -> None:
         self.sampling, self.delta = sampling, delta
         self._round = None if noise_multiplier == 0 else _one_round(sampling.event, noise_multiplier)
 
@@ -51,7 +51,7 @@ class Accountant:
         return float(found[0])
 
 
-def accountant(privacy: Gaussian, sampling: Sampling) -> Accountant:
+def accountant(privacy: Gaussian, sampling: CohortSampling) -> Accountant:
     """Return the accountant of a run with this option and sampling."""
     return Accountant(sampling, privacy.noise_multiplier, privacy.delta)
 
@@ -137,7 +137,7 @@ def _check(owner: str, rounds: int, delta: float, clients: int) -> None:
 
 @lru_cache(maxsize=64)
 def _one_round(event: tuple[Any, ...], noise_multiplier: float) -> _Spent:
-    """Return the Rényi divergences of a round whose sampling is described by `event`; see `Sampling.event`."""
+    """Return the Rényi divergences of a round whose sampling is described by `event`; see `CohortSampling.event`."""
     dp = _dp()
     law, *numbers, sensitivity = event
     gaussian = dp.GaussianDpEvent(noise_multiplier / sensitivity)

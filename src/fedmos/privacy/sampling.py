@@ -14,7 +14,7 @@ from .reads import reads_attribute
 _INSTEAD = "use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"
 
 
-class Sampling(NamedTuple):
+class CohortSampling(NamedTuple):
     """How the cohorts of a run are drawn, for the accountant."""
 
     law: Literal["poisson", "fixed", "none"]
@@ -43,7 +43,7 @@ class Sampling(NamedTuple):
 
 def sampling_of(
     selector: Selector, clients: int, *, size: int | None = None, stateful: bool = False, availability: bool = False
-) -> Sampling:
+) -> CohortSampling:
     """Return the sampling that a selector gives under privacy.
 
     Args:
@@ -62,20 +62,22 @@ def sampling_of(
         size = getattr(selector, selector.cohort_field, None) or clients
     if isinstance(selector, Bernoulli):
         why = "each client takes part independently"
-        return Sampling("poisson", selector.rate * clients, clients, "add or remove", why)
+        return CohortSampling("poisson", selector.rate * clients, clients, "add or remove", why)
     if type(selector) in (Full, Cyclic, FixedCohorts):  # a subclass may draw other cohorts
         why = f"{type(selector).__name__} draws no random cohorts"
-        return Sampling("none", _largest(selector, size), clients, "add or remove", why)
+        return CohortSampling("none", _largest(selector, size), clients, "add or remove", why)
     if type(selector) is not Uniform:
         why = f"the cohorts of {type(selector).__name__} depend on the clients' sizes, which count as public"
-        return Sampling("none", size, clients, "replace", why)
+        return CohortSampling("none", size, clients, "replace", why)
     if stateful:
         why = "cohorts of a fixed size tell by the state of some clients whether others took part before"
-        return Sampling("none", size, clients, "replace", why)
+        return CohortSampling("none", size, clients, "replace", why)
     if availability:
         why = "the share of clients that take part changes with availability"
-        return Sampling("none", size, clients, "replace", why)
-    return Sampling("fixed", size, clients, "replace", "cohorts have a fixed size and are drawn without replacement")
+        return CohortSampling("none", size, clients, "replace", why)
+    return CohortSampling(
+        "fixed", size, clients, "replace", "cohorts have a fixed size and are drawn without replacement"
+    )
 
 
 def private_selector(selector: Selector) -> Selector:

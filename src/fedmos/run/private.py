@@ -13,7 +13,7 @@ from ..engine.state import PrivateRun
 from ..local.adam import Adam
 from ..privacy.accounting import Accountant, accountant
 from ..privacy.compose import remembers, with_privacy
-from ..privacy.sampling import Sampling, sampling_of
+from ..privacy.sampling import CohortSampling, sampling_of
 from ..selection.availability import Always
 from .early_stopping import EarlyStopping
 
@@ -90,7 +90,7 @@ def _accountant(spec: RunSpec) -> Accountant | None:
     return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public))
 
 
-def _sampling(spec: RunSpec, algorithm: Algorithm) -> Sampling:
+def _sampling(spec: RunSpec, algorithm: Algorithm) -> CohortSampling:
     N = len(spec.data)
     return sampling_of(
         spec.selection,
