@@ -1,6 +1,7 @@
-"""Gradients within `vmap` equal those of `torch.func`, and keep no graph of the backward pass."""
+"""Gradients within `vmap` equal those of `torch.func`, with and without a graph of the backward pass."""
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -30,18 +31,19 @@ def batch():
     return torch.randn(M, D, generator=generator), torch.randn(M, 5, D, generator=generator)
 
 
+@pytest.mark.parametrize("make", [grad_and_value, partial(grad_and_value, create_graph=False)], ids=["graph", "none"])
 @pytest.mark.parametrize("grad_mode", [True, False])
-def test_the_bits_of_pytorch(batch, grad_mode):
+def test_the_bits_of_pytorch(batch, grad_mode, make):
     y, x = batch
     with torch.set_grad_enabled(grad_mode):
         for given in (y, (y, 2 * y)):
-            ours, theirs = (vmap(make(energy))(given, x) for make in (grad_and_value, torch.func.grad_and_value))
+            ours, theirs = vmap(make(energy))(given, x), vmap(torch.func.grad_and_value(energy))(given, x)
             for a, b in zip(
                 torch.utils._pytree.tree_leaves(ours), torch.utils._pytree.tree_leaves(theirs), strict=True
             ):
                 assert torch.equal(a, b)
                 assert not a.requires_grad
-        gradient, (value, aux) = vmap(grad_and_value(with_aux, has_aux=True))(y, x)
+        gradient, (value, aux) = vmap(make(with_aux, has_aux=True))(y, x)
     assert torch.equal(gradient, vmap(torch.func.grad(energy))(y, x))
     assert torch.equal(value, vmap(energy)(y, x))
     assert torch.equal(aux, x.sum((1, 2)))
@@ -86,11 +88,11 @@ def test_gradients_of_activations_are_freed(batch):
         return h.mean()
 
     most = {}
-    for make in (grad_and_value, torch.func.grad_and_value):
+    for create_graph in (True, False):
         Watched.alive, Watched.seen = [], []
-        vmap(make(chain))(*batch)
-        most[make] = max(Watched.seen)
-    assert most[grad_and_value] <= 2 < most[torch.func.grad_and_value]
+        vmap(grad_and_value(chain, create_graph=create_graph))(*batch)
+        most[create_graph] = max(Watched.seen)
+    assert most[False] <= 2 < most[True]
 
 
 def test_errors_of_the_function_leave_no_level_behind(batch):
@@ -114,7 +116,7 @@ def test_where_vmap_does_not_support_it_nothing_is_freed():
     w, x = torch.randn(M, 4, generator=generator), torch.randn(M, 2, 5, 5, 4, generator=generator)
     expected = vmap(torch.func.grad_and_value(norm))(w, x)
     with pytest.raises(RuntimeError):
-        vmap(grad_and_value(norm))(w, x)
+        vmap(grad_and_value(norm, create_graph=False))(w, x)
     gradient = cohort_gradient(norm, frugal=True)
     for _ in range(2):
         assert all(map(torch.equal, gradient(w, x), expected))
