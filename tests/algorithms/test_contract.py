@@ -99,7 +99,11 @@ def test_a_resumed_run_is_the_same(case, tmp_path):
 
 
 @each_class
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-12), pytest.param(torch.float32, 1e-5, marks=pytest.mark.extended)],
+    ids=str,
+)
 def test_engines_agree(case, dtype, tolerance, digits):
     """Loop and batched part by rounding only, over twelve rounds of a convolutional network."""
     loop, batched = (

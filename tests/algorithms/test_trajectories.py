@@ -123,7 +123,9 @@ WORK = {
 
 
 @every_case
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize(
+    "work", [pytest.param("full steps", marks=pytest.mark.extended), *(w for w in WORK if w != "full steps")]
+)
 def test_trajectory(case, work, engine):
     """Nine or more rounds of scripted cohorts give the recursion's model and state."""
     problem, settings = WORK[work]

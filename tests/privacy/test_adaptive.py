@@ -19,7 +19,7 @@ def adaptive(clip: float = 0.05, noise: float = 1.0) -> fm.privacy.Gaussian:
     return gaussian(clip, noise, adaptive=True)
 
 
-@pytest.mark.parametrize("first", [1e-3, 30.0])
+@pytest.mark.parametrize("first", [pytest.param(1e-3, marks=pytest.mark.extended), 30.0])
 def test_the_bound_reaches_the_median(first):
     """With steps of a constant size, all updates keep their norms, and half of the clients are clipped at last."""
 

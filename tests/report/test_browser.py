@@ -37,7 +37,7 @@ def small(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_the_chart_is_above_the_fold(written, width, height, dark):
     found = browser.ask(
         written,

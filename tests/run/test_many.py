@@ -263,7 +263,14 @@ def recorded(monkeypatch) -> list[JobExecutor]:
     return executors
 
 
-@pytest.mark.parametrize("algorithm", [fm.FedMoS(lr=0.1), fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1)], ids=repr)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fm.FedMoS(lr=0.1),
+        *(pytest.param(one, marks=pytest.mark.extended) for one in (fm.FedHBM(lr=0.1), fm.Scaffold(lr=0.1))),
+    ],
+    ids=repr,
+)
 def test_cohorts_of_many_sizes_share_recordings(monkeypatch, algorithm):
     """Unless the algorithm asks how many clients take part, as FedHBM does."""
     runs = [run_of(seed, algorithm, selection=fm.MD(m=8), rounds=12) for seed in range(3)]
