@@ -10,7 +10,7 @@ import torch
 
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize, TopK
-from fedmos.privacy.compose import _norm
+from fedmos.privacy.clipping import norm
 from helpers.conformance import CASES, EACH, LOGISTIC, LR
 from helpers.private import CLIENTS, Sums, changed_data, distance, gaussian, private
 
@@ -164,7 +164,7 @@ def test_norms_of_long_vectors_are_exact():
     """In float32, a norm of many numbers on a CPU would be too small, and the clipped vector too long."""
     v = torch.full((2, 4_000_123), 0.1)
     v[1] /= 100
-    norms = _norm({"a": v, "b": v[:, :5]}, torch.ones(2, 1))
+    norms = norm({"a": v, "b": v[:, :5]}, torch.ones(2, 1))
     exact = torch.cat([v, v[:, :5]], dim=1).double().norm(dim=1)
     assert norms.double().tolist() == pytest.approx(exact.tolist(), rel=1e-5)
 

@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import rng
-from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Reduce, Vectors
+from ..algorithm import Algorithm, ClientContext, Context, Field, Reduce, Vectors
 from ..core.composition import recast, subclass
+from .clipping import Clipped, norm
 from .gaussian import Gaussian
 from .reads import reads_attribute
 from .sums import BELOW, BOUND, Group, PrivateSums, private_sums
 
 _ADAPTATION = 0.2
 """The step size of the logarithm of the bound."""
-_BLOCK = 4096
-"""The length of vectors whose norm is exact enough in float32, whatever the order in which numbers are added."""
 
 
 def with_privacy(
@@ -73,12 +72,8 @@ def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     return subclass(kind, mixin, _privacy_sums=sums, _privacy_base=kind)
 
 
-class _Private(Algorithm):
-    """The methods and declarations in which a private algorithm differs from the algorithm alone."""
-
-    _privacy_sums: ClassVar[PrivateSums]
-    _privacy_base: ClassVar[type[Algorithm]]
-    """The class of the algorithm alone."""
+class _Private(Clipped):
+    """The methods and declarations in which an algorithm with noisy sums differs from the algorithm alone."""
 
     steps_without_updates = True  # that nobody took part must stay unknown
 
@@ -89,24 +84,6 @@ class _Private(Algorithm):
     @property
     def prepare_reduce(self) -> Reduce:
         return {name: (upload, "sum") for name, (upload, _) in self._privacy_alone().prepare_reduce.items()}
-
-    def prepare(self, c: ClientContext, grad: Gradient) -> Vectors:
-        uploads = super().prepare(c, grad)
-        return self._privacy_clip("prepare", uploads, c) if isinstance(uploads, dict) else uploads
-
-    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
-        finished: Any = super().finish(y, s, c, grad)
-        if not _is_pair(finished):
-            return finished  # type: ignore[no-any-return]  # the engine refuses it
-        uploads, own = finished
-        clipped, more = self._privacy_clip("train", uploads, c), self._privacy_more(uploads, c)
-        if type(self).delivered is Algorithm.delivered or any(not isinstance(v, Tensor) for v in clipped.values()):
-            return clipped | more, own
-        # The client's state follows what the server gets. Numbers are computed again, so the norm is bounded again.
-        delivered = self.delivered(clipped, own, c)
-        if not _is_pair(delivered):
-            return delivered
-        return self._privacy_clip("train", delivered[0], c) | more, own | delivered[1]
 
     def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
         return super().broadcast(x, self._privacy_state(state, ctx), ctx)
@@ -121,43 +98,6 @@ class _Private(Algorithm):
             return returned  # type: ignore[no-any-return]  # the engine refuses it
         kept = {name: state[name] for name in self.prepare_reduce} if self.prepares(ctx.t) else {}
         return returned[0], kept | returned[1]
-
-    def _privacy_clip(self, phase: str, uploads: Vectors, c: ClientContext) -> Vectors:
-        """Scale the uploads of each client down to the bounds of their groups."""
-        clipped: Vectors = dict(uploads)
-        for group, vectors in self._privacy_vectors(phase, uploads, c):
-            factor = (self._privacy_bound(group, c) / _norm(vectors, c.K)).clamp(max=1)
-            clipped |= {
-                name: v * factor.view(*factor.shape, *[1] * (v.ndim - factor.ndim)) for name, v in vectors.items()
-            }
-        return clipped
-
-    def _privacy_vectors(self, phase: str, uploads: Vectors, c: ClientContext) -> Iterator[tuple[Group, Vectors]]:
-        """Return the uploads of each group of a phase, with a row for each client."""
-        alone = self._privacy_alone()
-        axes = _axes(alone.up if phase == "train" else alone.prepare_up)
-        if not set(axes) <= set(uploads):
-            return  # the engine refuses it
-        for group in self._privacy_sums.groups:
-            if group.phase == phase and group.names != (BELOW,):
-                yield group, {name: self._privacy_rows(name, uploads[name], axes[name], c) for name in group.names}
-
-    def _privacy_more(self, uploads: Vectors, c: ClientContext) -> Vectors:
-        """Return what clients upload besides, from their uploads before clipping."""
-        return {}
-
-    def _privacy_bound(self, group: Group, c: ClientContext) -> Tensor | float:
-        """Return the bound of a group at the clients."""
-        return group.bound
-
-    def _privacy_rows(self, name: str, v: Any, axes: int, c: ClientContext) -> Tensor:
-        """Return an upload with a row for each client."""
-        clients = c.K.shape[:-1]
-        if isinstance(v, Tensor) and v.ndim == axes:  # one for all clients
-            return v.expand(*clients, *v.shape).to(c.K.dtype)
-        if isinstance(v, Tensor) and v.ndim == axes + 1 and v.shape[0] in (1, *clients):
-            return v.expand(*clients, *v.shape[1:]).to(c.K.dtype) if clients else v[0].to(c.K.dtype)
-        raise ValueError(f"{type(self).__name__}: the upload {name!r} must be a tensor with a row for each client")
 
     def _privacy_state(self, state: Vectors, ctx: Context) -> Vectors:
         """Return the server state with noise on the sums of the extra phase. The noise is the same in every call."""
@@ -180,10 +120,6 @@ class _Private(Algorithm):
     def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
         """Return the bound of a group at the server."""
         return group.bound
-
-    def _privacy_alone(self) -> Algorithm:
-        """Return the algorithm alone. Its declarations may depend on each other."""
-        return recast(self, self._privacy_base)
 
 
 class _Adaptive(_Private):
@@ -219,7 +155,7 @@ class _Adaptive(_Private):
 
     def _privacy_more(self, uploads: Vectors, c: ClientContext) -> Vectors:
         for _, vectors in self._privacy_vectors("train", uploads, c):
-            within = _norm(vectors, c.K).unsqueeze(-1) <= c.msg[BOUND]
+            within = norm(vectors, c.K).unsqueeze(-1) <= c.msg[BOUND]
             return {BELOW: within.to(c.K.dtype) - 0.5}
         return {}
 
@@ -242,39 +178,9 @@ def noise_key(key: Tensor, phase: str, upload: str) -> Tensor:
     return rng.fold(key, number)
 
 
-def _norm(vectors: Vectors, K: Tensor) -> Tensor:
-    """Return the joint norm of the vectors of each client: (), or (M,) for a cohort, as K without its column."""
-    norms = [_row_norm(v.flatten(K.ndim - 1)) for v in vectors.values()]
-    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    return norm
-
-
-def _row_norm(v: Tensor) -> Tensor:
-    """Return the norm of each row. On a CPU in blocks: of 10⁷ float32 numbers, it would else be up to 1 % too small."""
-    n = v.shape[-1]
-    if v.device.type != "cpu" or n <= _BLOCK:
-        return torch.linalg.vector_norm(v, dim=-1)  # type: ignore[no-any-return]
-    whole = n - n % _BLOCK
-    blocks = torch.linalg.vector_norm(v[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
-    rest = torch.linalg.vector_norm(v[..., whole:], dim=-1, keepdim=True)
-    return torch.linalg.vector_norm(torch.cat([blocks, rest], dim=-1), dim=-1)  # type: ignore[no-any-return]
-
-
-def _axes(declared: Sequence[Field]) -> dict[str, int]:
-    """Return the number of axes of each upload of one client. A number is a column."""
-    return {
-        name: max(1, len(shape)) if isinstance(shape, tuple) else 1
-        for name, shape in ((field, "D") if isinstance(field, str) else field for field in declared)
-    }
-
-
 def _replaced(vectors: Vectors, by: Vectors) -> Vectors:
     """Return a dictionary of the same kind with other tensors; the engine's names unknown tensors in errors."""
     other = copy.copy(vectors)
     other.clear()
     other.update(by)
     return other
-
-
-def _is_pair(v: Any) -> bool:
-    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(part, dict) for part in v)
