@@ -97,6 +97,7 @@ def test_methods_have_25_lines_learn_and_run_on_both_engines(name):
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if hasattr(fm, method(name).__name__)])
+@pytest.mark.extended
 def test_methods_are_the_built_in_ones(name):
     example = method(name)(lr=LR)
     given = {f.name: getattr(example, f.name) for f in fields(example)} | (

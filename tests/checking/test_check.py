@@ -69,6 +69,7 @@ def test_every_example_of_a_method_passes(path):
 
 
 @pytest.mark.parametrize("kind", MISTAKES, ids=lambda kind: kind.__name__)
+@pytest.mark.extended
 def test_a_mistake_is_one_finding(kind):
     """The battery goes on after it, and does not repeat it or report its consequences."""
     (found,) = fm.check(kind())

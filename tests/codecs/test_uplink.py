@@ -85,6 +85,7 @@ FOLLOWED = {
 
 @pytest.mark.parametrize("link", LOSSY.values(), ids=LOSSY)
 @pytest.mark.parametrize("method", FOLLOWED, ids=lambda method: method.__name__)
+@pytest.mark.extended
 def test_server_state_stays_the_mean_of_the_clients(method, link):
     """c = Σ p_i c_i and its like hold whatever the codec loses."""
     server, client, _ = FOLLOWED[method]

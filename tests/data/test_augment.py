@@ -185,7 +185,7 @@ WORK = {
 }
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", ["steps", *(pytest.param(w, marks=pytest.mark.extended) for w in ("epochs", "whole"))])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_engines_agree(go, name, work):
     how = {"algorithm": ALGORITHMS[name], **WORK[work]}

@@ -32,7 +32,7 @@ def cumulative() -> nn.Module:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", [pytest.param("loop", marks=pytest.mark.extended), "batched"])
 @pytest.mark.parametrize("network", [conv_net, resnet, cumulative])
 def test_as_written_by_hand(network, engine, mode):
     """Weights of the server, statistics of every client and their average; a client begins with the model's own."""

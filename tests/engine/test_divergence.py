@@ -81,6 +81,7 @@ def test_the_model_stays_finite(quick, told, name, value, engine):
 
 @pytest.mark.parametrize("value", ["1e30", "-3e38"])
 @pytest.mark.parametrize("name", BASES)
+@pytest.mark.extended
 def test_a_huge_update_does_not_poison_later_rounds(quick, told, name, value):
     """In round 1 only. Whatever the server makes of it, model and state are finite from then on, and rounds go on."""
     algorithm = corrupting(BASES[name], importances(told, MANY), VALUES[value], until=1)
@@ -124,7 +125,7 @@ def test_a_round_where_all_fail_leaves_everything_unchanged(quick, told, name, e
     assert int(result.last.max()) == -1
 
 
-@pytest.mark.parametrize("weights", [[[0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]])
+@pytest.mark.parametrize("weights", [[[0.0, 1.0, 1.0]], pytest.param([[0.0, 0.0, 0.0]], marks=pytest.mark.extended)])
 @pytest.mark.parametrize("name", BASES)
 def test_zero_weights(quick, told, name, weights):
     """Clients that count for nothing, alone or with a bad one among them."""

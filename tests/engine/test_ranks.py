@@ -15,23 +15,39 @@ from fedmos.engine.ranks import Ranks
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def job() -> dict:
-    """The output of helpers/ranks_job.py, which runs everything that needs several ranks in one process and its forks."""
+def job_of(*arguments: str) -> dict:
+    """Return the output of helpers/ranks_job.py, which runs what needs several ranks in one process and its forks."""
     environment = os.environ | {"PYTHONPATH": f"{TESTS.parent / 'src'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    command = [sys.executable, TESTS / "helpers" / "ranks_job.py"]
+    command = [sys.executable, TESTS / "helpers" / "ranks_job.py", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_one_two_and_four_ranks_come_to_the_same_bits(job):
-    """Model, server's state, every client's state and history, for jobs of all kinds."""
-    digests, uneven = job["digests"], job["uneven kernels"]
-    assert len(digests) == 21
+@pytest.fixture(scope="module")
+def job() -> dict:
+    return job_of("some")
+
+
+def same_bits(digests: dict[str, dict[str, str]], jobs: int, sizes: int) -> None:
+    """Model, server's state, every client's state and history."""
+    assert len(digests) == jobs
     for name, by_size in digests.items():
+        assert len(by_size) == sizes
         assert len(set(by_size.values())) == 1, f"{name}: {by_size}"
     assert len({by_size["1"] for by_size in digests.values()}) == len(digests)
+
+
+def test_one_and_two_ranks_come_to_the_same_bits(job):
+    same_bits(job["digests"], jobs=6, sizes=2)
+
+
+@pytest.mark.extended
+def test_one_two_and_four_ranks_come_to_the_same_bits():
+    """Jobs of all kinds."""
+    job = job_of("all")
+    same_bits(job["digests"], jobs=21, sizes=3)
+    uneven = job["uneven kernels"]
     assert uneven["two"] == uneven["four"] == uneven["two, then one"]
     assert len({uneven[name] for name in ("one rank", "two", "two, cut off")}) == 3
 

@@ -144,6 +144,7 @@ WITH_MOMENTUM = [
 
 
 @pytest.mark.parametrize("algorithm", WITH_MOMENTUM, ids=lambda a: type(a).__name__)
+@pytest.mark.extended
 def test_momentum_converges_to_a_constant_gradient(algorithm):
     (found,) = deviations(algorithm, 20, ALIKE, every=20)
     assert found < 1e-15

@@ -21,6 +21,7 @@ def test_closed_forms_agree_with_draws(selector):
     assert torch.allclose(drawn.var(0), exact.variance, rtol=0.15, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_without_a_closed_form_weights_are_drawn():
     sampling = fm.analysis.sampling_variance(fm.PowerOfChoice(m=1, d=4), P, losses=torch.tensor([1.0, 4.0, 2.0, 3.0]))
     assert not sampling.exact

@@ -20,7 +20,7 @@ def network() -> nn.Module:
 D, N, AFFINE = sum(p.numel() for p in network().parameters()), 2 * 8 + 1, 2 * 8
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("batched", marks=pytest.mark.extended)])
 @pytest.mark.parametrize(("mode", "extra"), [("local", N), ("local-affine", N + AFFINE), ("group", 0), ("frozen", 0)])
 def test_the_same_as_the_simulation(deployed, mode, extra, engine):
     """Clients keep their statistics in their folders, and the server has the average."""

@@ -17,7 +17,7 @@ LOCALS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("batched", marks=pytest.mark.extended)])
 @pytest.mark.parametrize("name", LOCALS)
 def test_the_same_as_the_simulation(deployed, name, engine):
     """The server counts what it sends and receives; that is what the state declares, its numbers included."""

@@ -45,7 +45,7 @@ class Telling(fm.Algorithm):
         return {"delta": y - c.x, "size": (y - c.x).norm(dim=-1, keepdim=True), "steps": c.K}, {}
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("batched", marks=pytest.mark.extended)])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_same_run_as_simulated(tmp_path, name, engine):
     """Model, state, records and bytes; clients that are not asked start again from the state before."""

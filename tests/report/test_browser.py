@@ -36,7 +36,7 @@ def small(tmp_path_factory):
     return file
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), pytest.param(390, 844, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_the_chart_is_above_the_fold(written, width, height, dark):
     found = browser.ask(

@@ -377,6 +377,7 @@ def test_plot_on_the_command_line(single, tmp_path):
         assert sentence in done.stderr
 
 
+@pytest.mark.extended
 def test_many_long_runs_are_thinned(large_page):
     text = large_page
     assert len(text.encode()) < 5e6

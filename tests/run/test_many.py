@@ -129,6 +129,7 @@ def test_fedhbm_with_several_betas_side_by_side(caplog):
     assert "one by one" not in caplog.text
 
 
+@pytest.mark.extended
 def test_more_runs_than_memory_holds(monkeypatch):
     compute = batched.Batched.loss_and_gradient
 

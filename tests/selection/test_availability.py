@@ -277,6 +277,7 @@ def test_unbiased_selection_is_unbiased_among_those_available(selector):
 
 
 @pytest.mark.parametrize("name", EVERY)
+@pytest.mark.extended
 def test_permanent_availability_equals_none(quick, name):
     """Bit for bit, for every selector; and a model that happens to let everyone in chooses the same clients."""
     selector = EVERY[name]

@@ -103,7 +103,7 @@ def test_many_rounds_drawn_at_once_are_those_drawn_one_by_one(make, N, m):
 
 
 @pytest.mark.parametrize("selection", [fm.Uniform(m=3), fm.MD(m=5), fm.ACS(m=5)], ids=lambda s: type(s).__name__)
-@pytest.mark.parametrize("seed", [0, 5, 2**60 + 1])
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.extended) for seed in (0, 5)), 2**60 + 1])
 def test_a_run_s_cohorts_are_the_selector_s(quick, tmp_path, selection, seed):
     """Over more rounds than are drawn at once, whole or resumed; repeats are summed."""
     whole = quick(selection=selection, rounds=40, seed=seed, eval_every=40)
@@ -156,6 +156,7 @@ LASTING = {
 
 
 @pytest.mark.parametrize("name", LASTING)
+@pytest.mark.extended
 def test_a_resumed_run_selects_as_if_never_stopped(quick, tmp_path, name):
     """Stopped after rounds 1, 2 and 5, saved and resumed each time: the same cohorts, the same bits."""
     selection, more = LASTING[name]
