@@ -175,6 +175,11 @@ IDENTITIES = {  # name: where it holds, and two algorithms that are one there
         lambda: fm.FedAvg(lr=LR, server_lr=0.7),
     ),
     "FedInit β=0 is FedAvg": ("any", lambda: fm.FedInit(lr=LR, beta=0), avg),
+    "pFedMe is FedAvg for one step of θ": (
+        "K=1",
+        lambda: fm.PFedMe(lr=0.5, lam=2.0, inner_lr=LR, inner_steps=1),
+        avg,
+    ),
 }
 
 
@@ -239,3 +244,32 @@ def test_a_cohort_of_weight_zero_leaves_the_model_finite(algorithm):
     cohorts = fm.FixedCohorts([[0, 1], [2, 3]], [[0.0, 0.0], [0.5, 0.5]])
     result = train(LOGISTIC, algorithm, "batched", selection=cohorts, rounds=2, local_steps=2, batch_size=4)
     assert bool(result.params.isfinite().all())
+
+
+PERSONAL_IDENTITIES = {
+    "Ditto λ=0": lambda: fm.Ditto(lr=LR, lam=0),
+    "APFL α=1": lambda: fm.APFL(lr=LR, alpha=1.0, adaptive=False),
+}
+
+
+@pytest.mark.parametrize("name", PERSONAL_IDENTITIES)
+def test_personal_models_without_the_global_one_are_local_training(name, engine):
+    """The own models are those of local training alone, while x is FedAvg's."""
+    problem, selection, work = SETTINGS["any"]
+    runs = [train(problem, make(), engine, selection, **work) for make in (PERSONAL_IDENTITIES[name], avg)]
+    alone = train(problem, fm.LocalOnly(lr=LR), engine, selection, **work)
+    close(runs[0].params, runs[1].params, 1e-12)
+    for i in range(len(problem)):
+        own, wanted = (
+            torch.cat([p.detach().flatten() for p in r.personal_model(i).parameters()]) for r in (runs[0], alone)
+        )
+        close(own, wanted, 1e-12)
+    assert sum(r.bytes_up + r.bytes_down for r in alone.history) == 0
+
+
+def test_apfl_without_own_model_is_fedavg(engine):
+    problem, selection, work = SETTINGS["any"]
+    result = train(problem, fm.APFL(lr=LR, alpha=0.0, adaptive=False), engine, selection, **work)
+    for i in range(len(problem)):
+        own = torch.cat([p.detach().flatten() for p in result.personal_model(i).parameters()])
+        close(own, result.params, 1e-12)

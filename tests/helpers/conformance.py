@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import fedmos as fm
-from helpers import reference, reference_recent
+from helpers import reference, reference_personal, reference_recent
 from helpers.problems import Problem, logistic, quadratic
 
 LR, SEED, ROUNDS = 0.08, 5, 9
@@ -48,7 +48,8 @@ class Case:
     @property
     def recursion(self) -> Callable:
         name = self.name.lower()
-        return getattr(reference, name, None) or getattr(reference_recent, name)
+        modules = [reference, reference_recent, reference_personal]
+        return next(found for module in modules if (found := getattr(module, name, None)) is not None)
 
     def __str__(self) -> str:
         return f"{self.name}({','.join(f'{name}={value}' for name, value in self.fields.items())})"
@@ -121,10 +122,18 @@ CASES = [
     case("FedACG", 1, 1, lam=0.5, beta=0.6),
     case("FedSWA", 1, 1, rho=0.5, alpha=0.7),
     case("FedInit", 1, 1, beta=0.6, server_lr=0.7),
+    case("Ditto", 1, 1, lam=0.5, server_lr=0.7),
+    case("APFL", 1, 1, alpha=0.3, server_lr=0.7),
+    case("APFL", 1, 1, alpha=0.3, adaptive=False),
+    case("PFedMe", 1, 1, lam=3.0, inner_lr=0.1, inner_steps=3, beta=0.7),
+    case("LocalOnly", 0, 0),
 ]
 
 EACH = list({(c.name, c.wire, c.numbers): c for c in CASES}.values())
 """One of each class and wire."""
+SENDING = [c for c in CASES if c.wire[1]]
+EACH_SENDING = [c for c in EACH if c.wire[1]]
+"""Those whose clients send something."""
 
 
 def train(problem: Problem, algorithm: fm.Algorithm, engine: str, selection: Any = None, rounds: int = ROUNDS, **work):

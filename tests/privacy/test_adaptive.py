@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import fedmos as fm
-from helpers.conformance import EACH, LOGISTIC, LR, close
+from helpers.conformance import EACH_SENDING, LOGISTIC, LR, close
 from helpers.private import CLIENTS, Sums, arguments, gaussian, private
 
-ONCE = [case for case in EACH if not case.make().prepare_up]
+ONCE = [case for case in EACH_SENDING if not case.make().prepare_up]
 
 
 def adaptive(clip: float = 0.05, noise: float = 1.0) -> fm.privacy.Gaussian:

@@ -13,10 +13,10 @@ from fedmos.codecs import ErrorFeedback, Quantize
 from fedmos.config import schema as config
 from fedmos.run.callbacks import PlainProgress
 from fedmos.storage import toml
-from helpers.conformance import CASES, EACH, LOGISTIC, LR, close
+from helpers.conformance import EACH_SENDING, LOGISTIC, LR, SENDING, close
 from helpers.private import arguments, gaussian, private
 
-SOME = [case for case in EACH if case.name in ("FedAvg", "Scaffold", "Stem", "FedExP")]
+SOME = [case for case in EACH_SENDING if case.name in ("FedAvg", "Scaffold", "Stem", "FedExP")]
 COMMON = {
     "rounds": 2,
     "local_steps": 2,
@@ -46,13 +46,13 @@ def test_engines_agree(case):
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:FedHBM with beta")
 @pytest.mark.parametrize("selection", [fm.Bernoulli(rate=0.35), fm.Uniform(m=3), fm.Full()], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SENDING, ids=str)
 def test_engines_agree_for_every_algorithm(case, selection):
     assert_close(*(private(case.make(), engine, selection=selection) for engine in ("loop", "batched")))
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("case", EACH, ids=str)
+@pytest.mark.parametrize("case", EACH_SENDING, ids=str)
 def test_codecs_and_bounds_by_upload(case):
     algorithm = case.make()
     names = [f if isinstance(f, str) else f[0] for f in (*algorithm.up, *algorithm.prepare_up)]

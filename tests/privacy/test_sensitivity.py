@@ -11,7 +11,7 @@ import torch
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize, TopK
 from fedmos.privacy.clipping import norm
-from helpers.conformance import CASES, EACH, LOGISTIC, LR
+from helpers.conformance import EACH_SENDING, LOGISTIC, LR, SENDING
 from helpers.private import CLIENTS, Sums, changed_data, distance, gaussian, private
 
 CLIP = 0.03
@@ -38,7 +38,7 @@ def check(algorithm: fm.Algorithm, rounds: int, clip: object = CLIP, clients=(0,
     assert max(moved) > 0.5 * groups  # the bound is reached, more or less
 
 
-@pytest.mark.parametrize("case", EACH, ids=str)
+@pytest.mark.parametrize("case", EACH_SENDING, ids=str)
 def test_every_algorithm(case):
     check(case.make(), 0, engine="loop")
 
@@ -47,12 +47,14 @@ def test_every_algorithm(case):
 @pytest.mark.filterwarnings("ignore:FedHBM with beta")
 @pytest.mark.parametrize("rounds", [0, 1, 3])
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SENDING, ids=str)
 def test_every_algorithm_with_state(case, engine, rounds):
     check(case.make(), rounds, clients=(0, 3, 6), engine=engine)
 
 
-@pytest.mark.parametrize("case", [c for c in EACH if c.name in ("Scaffold", "Mime", "FedExP", "FedNova")], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in EACH_SENDING if c.name in ("Scaffold", "Mime", "FedExP", "FedNova")], ids=str
+)
 def test_bounds_by_upload(case):
     algorithm = case.make()
     bounds = {"delta": 0.02, "change": 0.05, "tau": 2.0, "norm2": 1e-4, "gradient": 0.1, "d": 0.1}
@@ -176,7 +178,7 @@ def check_absent_client(case, **changes: object) -> None:
     assert all(torch.equal(v, other.server_state[name]) for name, v in one.server_state.items())
 
 
-@pytest.mark.parametrize("case", [c for c in EACH if c.name in ("FedDyn", "FedCM", "Mime", "FedNova")], ids=str)
+@pytest.mark.parametrize("case", [c for c in EACH_SENDING if c.name in ("FedDyn", "FedCM", "Mime", "FedNova")], ids=str)
 def test_a_client_that_takes_no_part_changes_nothing(case):
     """Its samples and their number have no effect on weights, factors, or other clients."""
     check_absent_client(case, engine="loop")
@@ -185,7 +187,7 @@ def test_a_client_that_takes_no_part_changes_nothing(case):
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:FedHBM with beta")
 @pytest.mark.parametrize("engine", ["loop", "batched"])
-@pytest.mark.parametrize("case", EACH, ids=str)
+@pytest.mark.parametrize("case", EACH_SENDING, ids=str)
 def test_a_client_that_takes_no_part_changes_nothing_in_any_algorithm(case, engine):
     check_absent_client(case, engine=engine)
     check_absent_client(case, engine=engine, uplink=Quantize(4))

@@ -14,14 +14,17 @@ from .fedswa import FedSWA
 from .ghbm import GHBM, FedHBM, LocalGHBM
 from .mime import Mime, MimeLite
 from .momentum import FedAvgMom, ScaffoldM
+from .personal import APFL, Ditto, LocalOnly, PFedMe
 from .sam import FedGamma, FedLESAM, FedSMOO, FedSpeed
 from .scaffold import Scaffold
 from .start import FedACG, FedInit
 from .storm import FedLomo, Stem
 
 __all__ = [
+    "APFL",
     "GHBM",
     "AdaBest",
+    "Ditto",
     "FedACG",
     "FedADC",
     "FedAdagrad",
@@ -45,8 +48,10 @@ __all__ = [
     "FedSpeed",
     "FedYogi",
     "LocalGHBM",
+    "LocalOnly",
     "Mime",
     "MimeLite",
+    "PFedMe",
     "Scaffold",
     "ScaffoldM",
     "Stem",

@@ -82,6 +82,8 @@ def private_sums(
 
 def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
     owner = type(algorithm).__name__
+    if not algorithm.up and not algorithm.prepare_up:
+        raise ValueError(f"Cannot use privacy= with {owner} because its clients send nothing; leave privacy= out")
     for name, (_, rule) in (*algorithm.reduce.items(), *algorithm.prepare_reduce.items()):
         if rule == "each":
             raise ValueError(
