@@ -36,6 +36,9 @@ class Purpose(IntEnum):
     DIAGNOSTICS = 10
     ALGORITHM = 11
     ATTACK = 12
+    HOLDOUT = 13
+    UNSEEN = 14
+    EVALUATION = 15
 
 
 def signed(value: int) -> int:

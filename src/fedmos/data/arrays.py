@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -62,53 +62,115 @@ def is_index(index: Tensor, samples: int) -> bool:
     return well_formed and int(index.min()) >= 0 and int(index.max()) < samples
 
 
-def client_arrays(clients: Any, test: Any, name: str = "x") -> tuple[list[Pair], Pair | None]:
-    """Convert the pairs (x, y) of the clients and of the test set to arrays.
+class SampleArrays(NamedTuple):
+    """The samples of a federation as arrays."""
 
-    Raises ValueError if they are invalid or of different shapes or kinds of numbers; `name` is that of x in errors.
+    clients: list[Pair]
+    test: Pair | None
+    """The common test set."""
+    tests: list[Pair | None]
+    """The test samples of each client; None for a client without any."""
+    layout: InputLayout | None
+    """The inputs of samples that have several."""
+
+
+def sample_arrays(clients: list[Any], test: Any, tests: list[Any]) -> SampleArrays:
+    """Convert the pairs (x, y) of the clients, of the test set and of the clients' own test sets to arrays.
+
+    Raises:
+        ValueError: If they are invalid, or of different shapes or kinds of numbers.
     """
-    if not isinstance(clients, Iterable):
-        raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
-    pairs = [_pair(pair, f"client {i}", name) for i, pair in enumerate(clients)]
-    if not pairs:
-        raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
-    tested = None if test is None else _pair(test, "the test set", name)
-    for i, pair in enumerate(pairs):
-        _check_alike(pair, pairs[0], f"client {i}", name)
-    if tested is not None:
-        _check_alike(tested, pairs[0], "the test set", name)
-    return pairs, tested
+    owned = [(i, pair) for i, pair in enumerate(tests) if pair is not None]
+    sources = [(f"client {i}", pair) for i, pair in enumerate(clients)]
+    sources += [(f"the test set of client {i}", pair) for i, pair in owned]
+    sources += [] if test is None else [("the test set", test)]
+    layout = None
+    if sources and _has_several(sources[0][1]):
+        layout, pairs = _several_inputs(sources)
+    else:
+        pairs = _pairs(sources)
+    own: list[Pair | None] = [None] * len(tests)
+    for (i, _), pair in zip(owned, pairs[len(clients) :], strict=False):
+        own[i] = pair
+    return SampleArrays(pairs[: len(clients)], None if test is None else pairs[-1], own, layout)
 
 
-def several_inputs(clients: list[Any], test: Any) -> tuple[InputLayout, list[Pair], Pair | None]:
+def _pairs(sources: Sequence[tuple[str, Any]], name: str = "x") -> list[Pair]:
+    """Convert pairs (x, y), each given with its owner, to arrays; `name` is that of x in errors."""
+    pairs = [_pair(pair, owner, name) for owner, pair in sources]
+    for (owner, _), pair in zip(sources, pairs, strict=True):
+        _check_alike(pair, pairs[0], owner, name)
+    return pairs
+
+
+def _has_several(pair: Any) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Mapping)
+
+
+def _several_inputs(sources: Sequence[tuple[str, Any]]) -> tuple[InputLayout, list[Pair]]:
     """Convert pairs (dictionary of inputs, y) to pairs (one row per sample, y).
 
     Returns:
-        The layout of a row, the pairs of the clients, and the pair of the test set.
+        The layout of a row, and the pairs.
 
     Raises:
         ValueError: If the inputs are invalid, or differ between clients.
     """
-    sources = [*clients, *([] if test is None else [test])]
-    names = list(sources[0][0])
+    names = list(sources[0][1][0])
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"FederatedData: the names of inputs must be strings, got {format_value(names)}")
-    for i, pair in enumerate(sources):
-        owner = f"client {i}" if i < len(clients) else "the test set"
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], Mapping):
+    for owner, pair in sources:
+        if not _has_several(pair):
             raise ValueError(f"FederatedData: {owner} must be a pair (inputs by name, y), like client 0")
         if set(pair[0]) != set(names):
             got = ", ".join(map(str, pair[0]))
             raise ValueError(f"FederatedData: {owner} must have the inputs {', '.join(names)} of client 0, got {got}")
     arrays: list[dict[str, np.ndarray]] = [{} for _ in sources]
     for name in names:
-        pairs, _ = client_arrays([(x[name], y) for x, y in sources], None, f"x[{name!r}]")
+        pairs = _pairs([(owner, (x[name], y)) for owner, (x, y) in sources], f"x[{name!r}]")
         kind = np.result_type(*(x for x, _ in pairs))
         for own, (x, _) in zip(arrays, pairs, strict=True):
             own[name] = x.astype(kind)
     layout = InputLayout.of(arrays[0])
-    packed = [(layout.pack(own), y) for own, (_, y) in zip(arrays, pairs, strict=True)]
-    return layout, packed[: len(clients)], None if test is None else packed[-1]
+    return layout, [(layout.pack(own), y) for own, (_, y) in zip(arrays, pairs, strict=True)]
+
+
+def listed_clients(clients: Any) -> list[Any]:
+    """Return the clients as a list. Raises ValueError if there is none."""
+    if not isinstance(clients, Iterable):
+        raise ValueError(f"FederatedData: 'clients' must be a list of pairs (x, y), got {format_value(clients)}")
+    listed = list(clients)
+    if not listed:
+        raise ValueError("FederatedData: 'clients' must hold at least one client, got none")
+    return listed
+
+
+def listed_tests(tests: Any, clients: int, names: Sequence[str] | None) -> list[Any]:
+    """Return the test samples of each client, None for clients without any; an empty list without `tests`.
+
+    Raises:
+        ValueError: If there is not one pair or None for each client, or a name is unknown.
+    """
+    if tests is None:
+        return []
+    if isinstance(tests, Mapping):
+        unknown = [name for name in tests if name not in (names or ())]
+        if unknown:
+            hint = suggest(str(unknown[0]), names or ())
+            raise ValueError(f"FederatedData: 'tests' must name clients, got {format_value(unknown[0])}{hint}")
+        tests = [tests.get(name) for name in names or ()]
+    if isinstance(tests, str | Tensor) or not isinstance(tests, Iterable):
+        raise ValueError(f"FederatedData: 'tests' must be a pair (x, y) for each client, got {type(tests).__name__}")
+    listed = [None if _is_empty(pair) else pair for pair in tests]
+    if len(listed) != clients:
+        raise ValueError(f"FederatedData: 'tests' must have one entry for each of {clients} clients, got {len(listed)}")
+    return listed
+
+
+def _is_empty(pair: Any) -> bool:
+    """Whether a pair (x, y) has no samples."""
+    two = isinstance(pair, tuple | list) and len(pair) == 2
+    return pair is not None and two and hasattr(pair[1], "__len__") and len(pair[1]) == 0
 
 
 def client_names(names: Any, clients: int) -> list[str] | None:

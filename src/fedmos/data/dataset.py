@@ -15,7 +15,9 @@ from ..core.validation import count, require
 from ..core.validation import seed as seed_rule
 from ..rng import Purpose, generator
 from .arrays import importance_of
+from .client_tests import ClientTests
 from .federated import FederatedData
+from .holdout import check_disjoint, divide, hold_out
 from .normalize import Normalize
 from .partition import Natural
 from .partition.flower import FromFlower, is_flower
@@ -61,6 +63,8 @@ class Dataset:
     """The names of the classes."""
     encoding: Encoding | None = None
     """How the columns of a table became the inputs."""
+    held_out: np.ndarray | None = None
+    """Whether each training sample is a test sample of its client instead, bool; None if none is."""
 
     def __post_init__(self) -> None:
         if self.normalize is not None:
@@ -113,7 +117,9 @@ class Dataset:
         chosen = np.sort(generator(seed, Purpose.SPLIT).choice(len(self.y_test), n, replace=False))
         return replace(self, x_test=np.asarray(self.x_test[chosen]), y_test=np.asarray(self.y_test[chosen]))
 
-    def partition(self, scheme: Partition, clients: int | None = None, seed: int = 0) -> FederatedData:
+    def partition(
+        self, scheme: Partition, clients: int | None = None, seed: int = 0, holdout: float | None = None
+    ) -> FederatedData:
         """Divide the training samples among clients; the test samples stay with the server.
 
         Args:
@@ -121,6 +127,8 @@ class Dataset:
                 like that of `fm.partition.Partition`.
             clients: Number of clients. Optional for schemes that define it themselves (Natural, Fixed, Flower's).
             seed: Seed of the partition.
+            holdout: The share of each client's samples that become its own test samples, which are never used in
+                training: drawn in proportion to its classes, at least one of two or more samples.
 
         Returns:
             A `FederatedData`.
@@ -132,24 +140,47 @@ class Dataset:
             >>> digits = fm.datasets.load("digits")
             >>> digits.partition(fm.partition.Dirichlet(alpha=0.5), clients=20, seed=1)
             FederatedData(20 clients, 1438 samples)
+            >>> data = digits.partition(fm.partition.IID(), clients=20, holdout=0.2)
+            >>> data, data.tests
+            (FederatedData(20 clients, 1151 samples), ClientTests(20 clients, 287 samples))
         """
-        split = self._split(scheme, clients, seed)
+        split, tested = self._held_out(self._split(scheme, clients, seed), holdout, int(seed))
         names = None
         if split.owners is not None and self.owners is not None:
             names = [self.owners[i] for i in split.owners]
+        x, y = _tensor(self.x_train), _tensor(self.y_train)
+        tests = None
+        if tested is not None:
+            tests = ClientTests(x, y, torch.from_numpy(tested.entries), torch.from_numpy(tested.offsets))
         return FederatedData(
-            x=_tensor(self.x_train),
-            y=_tensor(self.y_train),
+            x=x,
+            y=y,
             index=torch.from_numpy(split.entries),
             offsets=torch.from_numpy(split.offsets),
             importance=importance_of(torch.from_numpy(split.sizes)),
             test=None if self.x_test is None or self.y_test is None else (_tensor(self.x_test), _tensor(self.y_test)),
+            tests=tests,
             normalize=self.normalize,
             augment=self.augment,
             names=names,
             labels=self.labels,
             encoding=self.encoding,
         )
+
+    def _held_out(self, split: ClientSplit, holdout: float | None, seed: int) -> tuple[ClientSplit, ClientSplit | None]:
+        """Return the training and the test samples of each client; None for the latter if there are none."""
+        if self.held_out is not None:
+            if holdout is not None:
+                raise ValueError(
+                    f"partition: 'holdout' must be None because {self.name} says which samples are test samples, got "
+                    f"{format_value(holdout)}"
+                )
+            check_disjoint(split)
+            return divide(split, self.held_out[split.entries])
+        if holdout is None:
+            return split, None
+        train, test = hold_out(split, self.y_train, holdout, seed)
+        return train, test if len(test.entries) else None
 
     def _split(self, scheme: Partition, clients: int | None, seed: int) -> ClientSplit:
         """Apply the scheme to the labels or owners of the training samples, and validate the result."""
@@ -170,7 +201,14 @@ class Dataset:
         _check(split, clients, len(self.y_train))
         return split
 
-    def federate(self, caller: str, scheme: Partition | None, clients: int | None, seed: int) -> FederatedData:
+    def federate(
+        self,
+        caller: str,
+        scheme: Partition | None,
+        clients: int | None,
+        seed: int,
+        holdout: float | None = None,
+    ) -> FederatedData:
         """Divide by a scheme, or by the owners of the samples if it is None.
 
         Args:
@@ -178,10 +216,11 @@ class Dataset:
             scheme: A partition, or None.
             clients: Number of clients.
             seed: Seed of the partition.
+            holdout: The share of each client's samples that become its own test samples.
         """
         if scheme is None and self.owner is None:
             raise ValueError(f"{caller}: 'partition' must be given because the samples have no owners")
-        return self.partition(Natural() if scheme is None else scheme, clients, seed)
+        return self.partition(Natural() if scheme is None else scheme, clients, seed, holdout)
 
 
 def _tensor(a: np.ndarray) -> torch.Tensor:

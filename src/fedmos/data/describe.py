@@ -53,6 +53,11 @@ class Description:
     """Label statistics; None if targets are not class numbers."""
     names: dict[str, int] | None = None
     """Number of samples of each client by name; None if clients have no names."""
+    client_tests: dict[str, float] | None = None
+    """Number of test samples that clients have of their own (`samples`), min, median and max over clients, and the
+    number of clients without any (`without`); None if none has."""
+    unseen: int = 0
+    """Number of clients that are set aside from training."""
 
     def __str__(self) -> str:
         s = self.sizes
@@ -64,6 +69,17 @@ class Description:
                 f"{s['min']:,.0f} to {s['max']:,.0f}, median {s['median']:,.0f}, gini {s['gini']:.2f}",
             ),
         ]
+        if (own := self.client_tests) is not None:
+            without = f", {own['without']:,.0f} clients without" if own["without"] else ""
+            rows.append(
+                (
+                    "client tests",
+                    f"{own['samples']:,.0f} samples, {own['min']:,.0f} to {own['max']:,.0f} per client, median "
+                    f"{own['median']:,.0f}{without}",
+                )
+            )
+        if self.unseen:
+            rows.append(("unseen clients", f"{self.unseen:,} more, which are evaluated only"))
         if (labels := self.labels) is not None:
             rows += [
                 ("classes", f"{labels.classes}, {labels.per_client:.1f} per client"),
@@ -117,7 +133,17 @@ def describe(data: FederatedData) -> Description:
         },
         labels=_labels(label_counts(data)) if _has_labels(data) else None,
         names=None if data.names is None else dict(zip(data.names, sizes.tolist(), strict=True)),
+        client_tests=_client_tests(data),
+        unseen=0 if data.unseen is None else len(data.unseen),
     )
+
+
+def _client_tests(data: FederatedData) -> dict[str, float] | None:
+    if data.tests is None:
+        return None
+    sizes = data.tests.sizes.numpy()
+    statistics = {"min": sizes.min(), "median": np.median(sizes), "max": sizes.max(), "without": (sizes == 0).sum()}
+    return {"samples": float(sizes.sum())} | {name: float(v) for name, v in statistics.items()}
 
 
 def label_counts(data: FederatedData) -> np.ndarray:

@@ -15,19 +15,21 @@ from torch import Tensor
 from ..core.input_layout import InputLayout
 from ..core.validation import suggest
 from .arrays import (
-    chosen_clients,
-    client_arrays,
     client_names,
     importance_of,
     is_index,
     is_offsets,
+    listed_clients,
+    listed_tests,
     offsets_of,
-    several_inputs,
+    sample_arrays,
 )
 from .augment import Augment
+from .client_tests import ClientTests
 from .importers.methods import Importers
 from .normalize import Normalize
-from .padding import SequencePadding
+from .padding import pad_samples
+from .subset import split_clients, subset
 
 if TYPE_CHECKING:
     from .describe import Description
@@ -74,6 +76,10 @@ class FederatedData(Importers):
     """How the columns of a table became the inputs; `encoding.transform(table)` applies it to new rows."""
     layout: InputLayout | None = None
     """The names and types of several inputs per sample, which x has in one row; `layout.unpack(x)` returns them."""
+    tests: ClientTests | None = None
+    """The test samples of each client, a sequence of pairs (x, y)."""
+    unseen: FederatedData | None = None
+    """Clients that take no part in training and are evaluated only; see `split_clients`."""
 
     @classmethod
     def from_arrays(
@@ -83,6 +89,7 @@ class FederatedData(Importers):
         importance: Any = None,
         names: Sequence[str] | None = None,
         *,
+        tests: Sequence[tuple[Any, Any] | None] | Mapping[str, tuple[Any, Any] | None] | None = None,
         padding: float | None = None,
         mask: str | None = None,
         lengths: str | None = None,
@@ -98,6 +105,8 @@ class FederatedData(Importers):
             test: A pair of array-likes for the test set.
             importance: One number ≥ 0 per client, scaled to sum one (default: the number of samples).
             names: The names of the clients.
+            tests: One pair of array-likes per client, or None for a client without test samples of its own; or a
+                dictionary of such pairs by the client's name.
             padding: Appended to sequences that are shorter than the longest, where x_i has a list of sequences of
                 unequal length. Target sequences are padded with −100, which losses and accuracies ignore.
             mask: The name of an additional input, (n, length), that is true where there is no padding. Without names of
@@ -117,22 +126,22 @@ class FederatedData(Importers):
         """
         if isinstance(clients, Mapping):
             clients, names = list(clients.values()), [str(name) for name in clients] if names is None else names
-        clients, test = _pad(clients, test, padding, mask, lengths)
-        layout = None
-        if isinstance(clients, list) and clients and _has_several(clients[0]):
-            layout, pairs, tested = several_inputs(clients, test)
-        else:
-            pairs, tested = client_arrays(clients, test)
-        sizes = torch.tensor([len(x) for x, _ in pairs])
+        pairs = listed_clients(clients)
+        own = listed_tests(tests, len(pairs), names)
+        given = pad_samples([*pairs, *own, test], padding, mask, lengths)
+        arrays = sample_arrays(given[: len(pairs)], given[-1], given[len(pairs) : -1])
+        sizes = torch.tensor([len(x) for x, _ in arrays.clients])
+        tested = arrays.test
         return cls(
-            x=torch.from_numpy(np.concatenate([x for x, _ in pairs])),  # in the widest dtype of the clients
-            y=torch.from_numpy(np.concatenate([y for _, y in pairs])),
+            x=torch.from_numpy(np.concatenate([x for x, _ in arrays.clients])),  # in the widest dtype of the clients
+            y=torch.from_numpy(np.concatenate([y for _, y in arrays.clients])),
             index=None,
             offsets=offsets_of(sizes),
             importance=importance_of(sizes, importance),
             test=None if tested is None else (torch.from_numpy(tested[0].copy()), torch.from_numpy(tested[1].copy())),
+            tests=ClientTests.of(arrays.tests, arrays.layout),
             names=client_names(names, len(pairs)),
-            layout=layout,
+            layout=arrays.layout,
         )
 
     def __post_init__(self) -> None:
@@ -171,19 +180,32 @@ class FederatedData(Importers):
             >>> data.subset([2, 5, 7])
             FederatedData(3 clients, ... samples)
         """
-        chosen = torch.tensor(chosen_clients(ids, len(self), self.names))
-        sizes, p = self.sizes[chosen], self.importance[chosen]
-        if float(p.sum()) == 0:
-            raise ValueError("Cannot take a subset because all of its clients have the importance 0; use other clients")
-        offsets = offsets_of(sizes)
-        entries = torch.arange(int(offsets[-1])) + (self.offsets[chosen] - offsets[:-1]).repeat_interleave(sizes)
-        return replace(
-            self,
-            index=entries if self.index is None else self.index[entries],
-            offsets=offsets,
-            importance=importance_of(sizes, p),
-            names=None if self.names is None else [self.names[i] for i in chosen],
-        )
+        return subset(self, ids)
+
+    def split_clients(self, share: float, seed: int = 0) -> tuple[FederatedData, FederatedData]:
+        """Set clients aside that take no part in training.
+
+        A run on the first federation returned evaluates the second one's clients, too, where it evaluates clients
+        (`evaluate_clients`): it is the attribute `unseen` of the first.
+
+        Args:
+            share: The share of the clients to set aside; at least one is, and at least one is not.
+            seed: Seed of the draw.
+
+        Returns:
+            The federation of the other clients, and that of the clients set aside, both in the order of this one.
+
+        Raises:
+            ValueError: If `share` is not in (0, 1), there is one client only, or clients are set aside already.
+
+        Example:
+            >>> seen, unseen = data.split_clients(0.2)
+            >>> seen, unseen
+            (FederatedData(8 clients, ... samples), FederatedData(2 clients, ... samples))
+            >>> seen.unseen is unseen
+            True
+        """
+        return split_clients(self, share, seed)
 
     def validate(self) -> None:
         """Raise ValueError if the fields are inconsistent."""
@@ -194,9 +216,12 @@ class FederatedData(Importers):
             ("index", self.index is None or is_index(self.index, len(self.x))),
             ("importance", p.shape == (len(offsets) - 1,) and bool((p.isfinite() & (p >= 0)).all())),
             ("normalize", self.normalize is None or self.normalize.fits(self.x)),
+            ("tests", self.tests is None or self.tests.fits(self.x, self.y, len(self))),
         ):
             if not right:
                 raise ValueError(f"FederatedData: '{name}' must fit the other parts; use from_arrays or a partition")
+        if self.unseen is not None:
+            self.unseen.validate()
 
     def describe(self) -> Description:
         """Return statistics of the clients' sizes and labels. Its `str()` is a table, and `plot(path)` writes a chart.
@@ -233,7 +258,7 @@ class FederatedData(Importers):
         return x.to(dtype) if x.is_floating_point() else x
 
     def fingerprint(self) -> str:
-        """Return a hash of the partition, all targets, and about a thousand training and test inputs each."""
+        """Return a hash of the partition, all targets, and about a thousand inputs of each kind of samples."""
         declared = (self.normalize, self.augment) if self.layout is None else self.layout
         digest = hashlib.sha256(repr(declared).encode())
         samples = [(self.x, self.y), *([] if self.test is None else [self.test])]
@@ -241,7 +266,18 @@ class FederatedData(Importers):
         for part in (self.offsets, self.importance, self.index, *some):
             if part is not None:
                 digest.update(part.contiguous().cpu().numpy().tobytes())
+        if self.tests is not None:
+            digest.update(self.tests.fingerprint())
+        if self.unseen is not None:
+            digest.update(f"unseen {self.unseen.fingerprint()}".encode())
         return digest.hexdigest()[:16]
+
+    def all_targets(self) -> list[tuple[str, Tensor]]:
+        """Return the targets of the training samples and of each kind of test samples there is, with its name."""
+        found = [("training", self.y if self.index is None else self.y[self.index])]
+        found += [] if self.test is None else [("test", self.test[1])]
+        found += [] if self.tests is None else [("client test", self.tests.targets)]
+        return found if self.unseen is None else found + self.unseen.all_targets()
 
     def label(self, i: int) -> str:
         """Return the number and, if it has one, the name of client i, for messages."""
@@ -270,22 +306,3 @@ class FederatedData(Importers):
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         where: Any = span if self.index is None else self.index[span]
         return self.x[where], self.y[where]
-
-
-def _pad(clients: Any, test: Any, value: float | None, mask: str | None, lengths: str | None) -> tuple[Any, Any]:
-    """Return the clients as a list where possible, and the test set; sequences are padded if there is a `value`."""
-    if isinstance(clients, Iterable):
-        clients = list(clients)
-    if value is None:
-        if mask is not None or lengths is not None:
-            raise ValueError("FederatedData: 'padding' must be given with 'mask' or 'lengths', got None")
-        return clients, test
-    pairs = [*clients, *([] if test is None else [test])] if isinstance(clients, list) else []
-    if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        return clients, test  # refused later
-    padded = SequencePadding(value, mask, lengths)(pairs)
-    return padded[: len(clients)], None if test is None else padded[-1]
-
-
-def _has_several(pair: Any) -> bool:
-    return isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], Mapping)

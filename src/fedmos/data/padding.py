@@ -74,6 +74,19 @@ class SequencePadding:
         return counts
 
 
+def pad_samples(pairs: list[Any], value: float | None, mask: str | None, lengths: str | None) -> list[Any]:
+    """Return pairs (x, y) with padded sequences if there is a `value`, unless they are invalid; None stays None."""
+    if value is None:
+        if mask is not None or lengths is not None:
+            raise ValueError("FederatedData: 'padding' must be given with 'mask' or 'lengths', got None")
+        return pairs
+    given = [pair for pair in pairs if pair is not None]
+    if not given or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in given):
+        return pairs  # refused later
+    padded = iter(SequencePadding(value, mask, lengths)(given))
+    return [None if pair is None else next(padded) for pair in pairs]
+
+
 def _is_sequence(v: Any) -> bool:
     return isinstance(v, list | tuple) or (hasattr(v, "__len__") and getattr(v, "ndim", 0) > 0)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ..data.federated import FederatedData
 from .task import Task
 
 SAMPLES_AT_ONCE = 1024
@@ -42,8 +43,18 @@ def with_accepted_inputs(task: Task) -> Task:
             )
         return x.to(dtype)
 
-    test = None if data.test is None else (real(data.test[0]), data.test[1])
-    return replace(task, data=replace(data, x=real(data.x), test=test))
+    return replace(task, data=_with_inputs(data, real))
+
+
+def _with_inputs(data: FederatedData, convert: Callable[[Tensor], Tensor]) -> FederatedData:
+    """Return the federation with converted inputs of all its samples."""
+    return replace(
+        data,
+        x=convert(data.x),
+        test=None if data.test is None else (convert(data.test[0]), data.test[1]),
+        tests=None if data.tests is None else data.tests.moved(convert(data.tests.x), data.tests.y),
+        unseen=None if data.unseen is None else _with_inputs(data.unseen, convert),
+    )
 
 
 def _accepts(task: Task, inputs: Tensor) -> bool:

@@ -287,5 +287,7 @@ def _merge_data(federations: Sequence[FederatedData]) -> FederatedData:
         offsets=torch.cat(offsets),
         importance=torch.cat([data.importance for data in federations]),
         test=None,
+        tests=None,
+        unseen=None,
         names=None,
     )

@@ -192,7 +192,8 @@ def on_device(
     be augmented stay as they are.
     """
     device_cache = {} if device_cache is None else device_cache
-    tests = [] if data.test is None else [data.test[0]]
+    tests, own = [] if data.test is None else [data.test[0]], data.tests
+    tests += [] if own is None or own.x is data.x else [own.x]
     size = sum(v.numel() for v in (data.x, *tests)) * dtype.itemsize
     prepare = data.normalize is not None and data.augment is None and size <= _PREPARED
 
@@ -208,5 +209,7 @@ def on_device(
         y=move(data.y),
         index=None if data.index is None else data.index.to(device),
         test=None if data.test is None else (move(data.test[0], prepare), move(data.test[1])),
+        tests=None if own is None else own.moved(move(own.x, prepare), move(own.y)),
+        unseen=None if data.unseen is None else on_device(data.unseen, device, dtype, device_cache),
         normalize=None if prepare else data.normalize,
     )

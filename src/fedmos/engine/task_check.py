@@ -37,8 +37,7 @@ def check_fit(task: Task) -> None:
     entries = torch.cat([entries, _extremes(task.data.x, task.data.index, task)]).unique()
     inputs, targets = task.samples(entries.to(task.model.device))
     outputs = _outputs(task, inputs)
-    if task.data.test is not None:
-        tested = task.data.test[0]
+    for tested in _test_inputs(task):
         _outputs(
             task, task.inputs(tested[_extremes(tested, None, task).repeat(task.model.least_rows).to(tested.device)])
         )
@@ -56,7 +55,7 @@ def check_fit(task: Task) -> None:
             f"Cannot train the model because its output has shape {tuple(outputs.shape)} and the targets "
             f"{tuple(targets.shape)}; for {task.loss.name!r} they must agree"
         )
-    if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for y in _targets(task)):
+    if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for _, y in task.data.all_targets()):
         raise ValueError("Cannot use bce because some targets are not in [0, 1]; use loss='mse'")
     check_loss(task)
 
@@ -73,6 +72,13 @@ def _check_smallest_batch(task: Task) -> None:
         "whose variance is not defined; use another 'batch_size', local_steps in place of local_epochs, "
         "clients with at least two samples, or batchnorm='group'"
     )
+
+
+def _test_inputs(task: Task) -> list[Tensor]:
+    """Return the inputs of the test set, and of clients' test sets that are not among the training inputs."""
+    data = task.data
+    own = [] if data.tests is None or data.tests.x is data.x else [data.tests.x]
+    return [*([] if data.test is None else [data.test[0]]), *own]
 
 
 def _outputs(task: Task, inputs: Tensor) -> Tensor:
@@ -109,18 +115,13 @@ def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:
     return torch.stack([low.argmin(), high.argmax()]).cpu()
 
 
-def _targets(task: Task) -> list[Tensor]:
-    """Return the targets of the training and of the test set."""
-    data = task.data
-    return [data.y if data.index is None else data.y[data.index], *([] if data.test is None else [data.test[1]])]
-
-
 def _check_finite(task: Task) -> None:
     """Refuse weights that are not finite, and samples that are not finite in the run's dtype."""
     if not bool(task.model.initial().isfinite().all()):
         raise ValueError("Cannot train the model because its initial weights are not finite; use a new model")
     most, data = torch.finfo(task.model.dtype).max, task.data
-    for part, pair in (("training", (data.x, data.y)), ("test", data.test or ())):
+    own = () if data.tests is None or data.tests.x is data.x else (data.tests.x, data.tests.y)
+    for part, pair in (("training", (data.x, data.y)), ("test", data.test or ()), ("client test", own)):
         inputs = [v for x in pair[:1] for v in data.layout.unpack(x).values()] if data.layout is not None else pair[:1]
         for v in (*inputs, *pair[1:]):
             if not v.is_floating_point():
@@ -141,7 +142,7 @@ def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
             f"Cannot train the model because its output has shape {tuple(outputs.shape)} where labels of shape "
             f"{tuple(targets.shape)} need one more axis, of classes"
         )
-    for part, y in zip(("training", "test"), _targets(task), strict=False):
+    for part, y in task.data.all_targets():
         y = y.to(torch.int64)
         y = y.where(y != PADDING, 0)
         low, high, classes = int(y.min()), int(y.max()), outputs.shape[1]

@@ -63,5 +63,4 @@ def _is_binary(task: Task, outputs: Tensor, targets: Tensor) -> bool:
     logistic = loss in ("bce", F.binary_cross_entropy_with_logits) or isinstance(loss, nn.BCEWithLogitsLoss)
     if not logistic or outputs.shape != targets.shape or outputs.numel() != len(outputs):
         return False
-    tested = [] if task.data.test is None else [task.data.test[1]]
-    return all(bool(((y == 0) | (y == 1)).all()) for y in (task.data.y, *tested))
+    return all(bool(((y == 0) | (y == 1)).all()) for _, y in task.data.all_targets())

@@ -50,7 +50,7 @@ def build_task(
         sam_radius=radius_of(spec.local),
         origin=origin,
     )
-    targets = [data.y if data.index is None else data.y[data.index], *([] if data.test is None else [data.test[1]])]
+    targets = [values for _, values in data.all_targets()]
     task = with_accepted_inputs(task)
     return replace(task, loss=Loss(spec.loss, _class_weights(spec, task)).to(device, spec.dtype, *targets))
 

@@ -84,7 +84,7 @@ def _classes(data: FederatedData) -> int:
     """Return the number of classes, 0 if targets are not classes."""
     if data.y.is_floating_point():
         return 0
-    largest = max(int(y.max()) for y in (data.y, *([] if data.test is None else [data.test[1]])))
+    largest = max(int(y.max()) for y in (data.y, *(y for _, y in data.all_targets())))
     return max(largest + 1, len(data.labels or ()))
 
 
