@@ -115,8 +115,8 @@ def options(method: str) -> dict[str, Any]:
 
 
 def train(job: str, given: argparse.Namespace) -> None:
-    """Train one run, given as "split:method", and write its results to a file after every evaluation."""
-    split, method = job.split(":")
+    """Train one run, given as "split:method[:rounds]", and write its results to a file after every evaluation."""
+    split, method, *rounds = job.split(":")
     file = Path(given.out) / f"{split}-{method}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     curve: dict[int, float] = {}
@@ -149,7 +149,7 @@ def train(job: str, given: argparse.Namespace) -> None:
     try:
         fm.run(
             data=federation(split, given.fake),
-            rounds=given.rounds,
+            rounds=int(rounds[0]) if rounds else given.rounds,
             eval_every=given.eval_every,
             precision=given.precision,
             seed=given.seed,
@@ -204,7 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("train")
-    runs.add_argument("jobs", nargs="+", help="SPLIT:METHOD")
+    runs.add_argument("jobs", nargs="+", help="SPLIT:METHOD or SPLIT:METHOD:ROUNDS")
     runs.add_argument("--out", default="runs/fl_simulator")
     runs.add_argument("--eval-every", type=int, default=10)
     runs.add_argument("--seed", type=int, default=0)
