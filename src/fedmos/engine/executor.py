@@ -128,7 +128,7 @@ class JobExecutor:
             return pad_job(job, 2)  # CPU kernels for one client differ from those for several, and round differently
         if not self.plan.fixed_shapes:
             return job
-        return pad_job(job, min(_round_up(M), max(M, self.plan.chunk)))
+        return pad_job(job, min(round_up(M), max(M, self.plan.chunk)))
 
     def _padded_width(self, width: int) -> int:
         """Round the number of sample columns up to one of few sizes, where a new shape costs a compilation."""
@@ -264,7 +264,7 @@ def _columns(v: Tensor) -> Tensor:
     return v.unsqueeze(-1) if v.ndim == 1 else v
 
 
-def _round_up(n: int) -> int:
+def round_up(n: int) -> int:
     """Return n, or the next number with three leading bits: few shapes for many sizes."""
     step = 1 << max(0, n.bit_length() - 3)
     return -(n // -step) * step

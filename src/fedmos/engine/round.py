@@ -19,11 +19,12 @@ from .declaration import check_model, check_pair, check_shapes
 from .executor import max_abs
 from .job import Phase
 from .named_tensors import named, unchanged
+from .personal_models import with_statistics
 from .round_record import describe_round, make_timing, update_norms
 from .round_timing import RoundTiming
 from .row_aggregation import aggregate_rows
 from .sampling import as_sent
-from .state import FederatedState, with_statistics
+from .state import FederatedState
 
 
 class DivergenceError(RuntimeError):

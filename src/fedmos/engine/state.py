@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientContext, Context, Vectors
+from ..algorithm import Algorithm, Context, Vectors
 from ..core.flat_model import FlatModel
 from ..core.history import History
 from ..core.rounding import ceil_of
-from ..core.statistics_layout import STATISTICS
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from .backend import Backend
@@ -24,6 +23,7 @@ from .cost import Wire
 from .declaration import Declaration, check_model
 from .lr_schedule import Decay, decayed
 from .named_tensors import named, unchanged
+from .personal_models import personal_models, with_statistics
 from .rank_exchange import collect_states
 from .ranks import Ranks
 from .reports import check_reports, extra_reports, in_training
@@ -144,28 +144,8 @@ class FederatedState:
 
     def personal_model(self, i: int) -> Tensor | None:
         """Return the model of client i's own, on the CPU, with its statistics; None if the algorithm has none."""
-        ids = torch.tensor([i])
-        stored = self.clients.read(ids) if self.clients.stores(i) else {}
-        if set(stored) != set(self.declaration.client_state):
-            raise ValueError(
-                f"Cannot give client {i} a model of its own because its state is not stored in this process; use a "
-                "simulation on one rank"
-            )
-        own = {name: v[0] if v.ndim > 1 else v for name, v in stored.items()}
-        K, p = self.task.steps(self.task.data.sizes[ids]), self.task.data.importance[ids]
-        none = Cohort.of(ids[:0], p[:0], self.task.data)
-        known: dict[str, Any] = {f.name: getattr(self.context(none), f.name) for f in fields(Context)}
-        known |= {name: v.to(self.x) for name, v in {"K": K, "p": p, "last": self.clients.last[ids]}.items()}
-        msg = named(self.algorithm, "c.msg", {}, "a client keeps no message after its round")
-        own_named = named(self.algorithm, "c.own", own)
-        x = self.algorithm.received(self.x, own_named)
-        c = ClientContext(**known, x=x, msg=msg, own=own_named)
-        with unchanged(self.algorithm, "personal", {"c.x": self.x, "c.own": own}):
-            model = self.algorithm.personal(c)
-        if model is None:
-            return None
-        check_model(self.algorithm, "personal", model, self.x.shape)
-        return with_statistics(model.to(self.x.dtype), own).cpu()
+        found = personal_models(self, torch.tensor([i]), vectorised=False)
+        return None if found is None else found[0].cpu()
 
     def snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         """Return everything that a checkpoint stores, on the CPU."""
@@ -198,11 +178,6 @@ class FederatedState:
         self.sampler.restore(snapshot.selection, self.clients.last)
         if self.clock is not None and self.t:
             self.clock.now = self.history[-1].clock or 0.0
-
-
-def with_statistics(x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Return the model followed by the running statistics of BatchNorm layers in the state, where there are any."""
-    return torch.cat([x, state[STATISTICS].to(x)]) if STATISTICS in state else x
 
 
 def initial_client_state(algorithm: Algorithm, model: FlatModel) -> Vectors:

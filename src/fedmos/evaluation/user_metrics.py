@@ -22,10 +22,11 @@ def measure(task: Task, x: Tensor, metrics: Mapping[str, MetricFunction]) -> dic
     """Return the value of every metric of model x on the test set."""
     with evaluation_mode(task):
         outputs, targets = (v.cpu() for v in all_outputs(task, x, None))
-    return {name: _value(name, function, outputs, targets) for name, function in metrics.items()}
+    return {name: metric_value(name, function, outputs, targets) for name, function in metrics.items()}
 
 
-def _value(name: str, function: MetricFunction, outputs: Tensor, targets: Tensor) -> float:
+def metric_value(name: str, function: MetricFunction, outputs: Tensor, targets: Tensor) -> float:
+    """Return the value of a metric; an error in the user's function names it."""
     try:
         value = function(outputs, targets)
     except Exception as error:  # a user's function may raise anything

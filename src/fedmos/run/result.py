@@ -22,8 +22,8 @@ from ..core.module_copy import copied
 from ..core.module_kind import plain_module
 from ..core.statistics_layout import STATISTICS
 from ..data.normalize import Normalize
+from ..engine.personal_models import with_statistics
 from ..engine.snapshot import BestModel
-from ..engine.state import with_statistics
 from ..storage import RunFolder, Snapshot
 from .batchnorm import apply_batchnorm
 from .export import ExportFormat, export

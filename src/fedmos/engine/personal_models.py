@@ -1,0 +1,77 @@
+"""The models of clients' own, which an algorithm's `personal` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..algorithm import ClientContext, Context, Vectors
+from ..core.statistics_layout import STATISTICS
+from .cohort import Cohort
+from .declaration import check_model
+from .named_tensors import named, unchanged
+
+if TYPE_CHECKING:
+    from .state import FederatedState
+
+
+def personal_models(state: FederatedState, ids: Tensor, vectorised: bool = True) -> Tensor | None:
+    """Return the model of each client's own, with its statistics, (M, D); None if the algorithm has none.
+
+    Args:
+        state: The state of the run.
+        ids: The clients, on the CPU.
+        vectorised: Whether to call the algorithm once with a row per client, or once per client as the loop does.
+
+    Raises:
+        ValueError: If this process does not store the state of these clients.
+    """
+    for i in ids.tolist():
+        if state.declaration.client_state and not state.clients.stores(i):
+            raise ValueError(
+                f"Cannot give client {i} a model of its own because its state is not stored in this process; use a "
+                "simulation on one rank"
+            )
+    stored = state.clients.read(ids)
+    if vectorised:
+        columns = {name: v[:, None] if v.ndim == 1 else v for name, v in stored.items()}
+        return _models(state, ids, columns, rows=True)
+    found = []
+    for n in range(len(ids)):
+        own = {name: v[n : n + 1] if v.ndim == 1 else v[n] for name, v in stored.items()}
+        model = _models(state, ids[n : n + 1], own, rows=False)
+        if model is None:
+            return None
+        found.append(model)
+    return torch.stack(found)
+
+
+def _models(state: FederatedState, ids: Tensor, own: Vectors, rows: bool) -> Tensor | None:
+    """Call the algorithm's `personal` for several clients, with rows, or for one."""
+    algorithm, data = state.algorithm, state.task.data
+    none = Cohort.of(ids[:0], data.importance[ids[:0]], data)
+    known: dict[str, Any] = {f.name: getattr(state.context(none), f.name) for f in fields(Context)}
+    numbers = {"K": state.task.steps(data.sizes[ids]), "p": data.importance[ids], "last": state.clients.last[ids]}
+    known |= {name: (v[:, None] if rows else v).to(state.x) for name, v in numbers.items()}
+    msg = named(algorithm, "c.msg", {}, "a client keeps no message after its round")
+    own_named = named(algorithm, "c.own", own)
+    c = ClientContext(**known, x=algorithm.received(state.x, own_named), msg=msg, own=own_named)
+    with unchanged(algorithm, "personal", {"c.x": state.x, "c.own": own}):
+        models = algorithm.personal(c)
+    if models is None:
+        return None
+    if rows and models.ndim == 1:
+        models = models.expand(len(ids), -1)
+    check_model(algorithm, "personal", models, torch.Size([*([len(ids)] if rows else []), len(state.x)]))
+    return with_statistics(models.to(state.x.dtype), own)
+
+
+def with_statistics(x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Return the model, or one per row, followed by the running statistics of BatchNorm layers in the state, if any."""
+    if STATISTICS not in state:
+        return x
+    return torch.cat([x, state[STATISTICS].to(x).expand(*x.shape[:-1], -1)], dim=-1)
