@@ -77,6 +77,12 @@ HARD = {
         "attack": fm.attacks.GaussianNoise(0.1, share=0.3),
         "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
     },
+    "secure aggregation": {
+        "algorithm": fm.Mime(lr=0.05, beta=0.5),
+        "selection": fm.Uniform(m=7),
+        "aggregation": fm.aggregation.Secure(20, threshold=0.6),
+        "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
+    },
     "BatchNorm state that clients keep": {
         "algorithm": fm.Scaffold(lr=0.05),
         "selection": fm.Uniform(m=5),

@@ -12,5 +12,6 @@ from .geometric_median import GeometricMedian
 from .krum import Krum
 from .mean import ClippedMean, Mean
 from .rule import Aggregation
+from .secure import Secure
 
-__all__ = ["Aggregation", "ClippedMean", "GeometricMedian", "Krum", "Mean", "Median", "TrimmedMean"]
+__all__ = ["Aggregation", "ClippedMean", "GeometricMedian", "Krum", "Mean", "Median", "Secure", "TrimmedMean"]

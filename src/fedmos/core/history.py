@@ -67,6 +67,10 @@ class Record:
     epsilon: float | None = None
     """With the option `privacy`, the ε that the run has spent up to and including this round."""
 
+    saturated: int | None = None
+    """With secure aggregation, how many values of uploads exceeded their bound and were clamped; None with `privacy`,
+    which clips them before."""
+
     update_norms: list[float | None] | None = None
     """With the option `update_norms`, the norm of each client's update, in the order of `cohort`; None for a client
     whose update did not count, because it was late or not finite, or the round was abandoned."""

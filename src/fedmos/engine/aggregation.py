@@ -17,9 +17,11 @@ from torch import Tensor
 
 from ..algorithm import Reduce, Vectors
 from ..core.statistics_layout import AFFINE, STATISTICS
+from .cohort import Cohort
 from .declaration import Declaration, Shapes
 from .execution_plan import ExecutionPlan
 from .job import JobResult, Phase
+from .secure_sums import SATURATED, SecureSums, secure_rule
 from .task import Task
 
 _BLOCKS = 8
@@ -78,6 +80,13 @@ def _factors(task: Task, rule: str, ids: Tensor, weights: Tensor) -> Tensor:
     return weights / task.steps(task.data.sizes[ids]) if rule == "avg/K" else weights
 
 
+def secure_sums(task: Task, declaration: Declaration, phase: Phase, cohort: Cohort) -> SecureSums | None:
+    """Return the sums of integers of a phase; None for an algorithm without secure aggregation."""
+    if secure_rule(declaration.algorithm) is None:
+        return None
+    return SecureSums(declaration, phase, upload_factors(task, declaration.rules(phase), cohort.ids, cohort.weights))
+
+
 class PartialUpdate:
     """The part of a cohort's update that this process computes: sums by block, rows, reports, and new client state."""
 
@@ -91,9 +100,13 @@ class PartialUpdate:
         reports: int = 0,
         updates: bool = False,
         rank: int = 0,
+        secure: SecureSums | None = None,
     ) -> None:
-        """`reports`: the number of reports of each client. `updates`: keep the update of each client, too."""
-        self.division, self.x, self._rows = division, x, 1 + reports
+        """`reports`: the number of reports of each client. `updates`: keep the update of each client, too.
+
+        `secure`: the sums of integers that are computed in place of the declared sums.
+        """
+        self.division, self.x, self._rows, self.secure = division, x, 1 + reports, secure
         self.rules, self.shapes = declaration.rules(phase), declaration.sums(phase)
         self._updates = {f"update {name}": name for name in update_names(declaration)} if updates else {}
         self.rules = {**self.rules, **{name: (upload, "each") for name, upload in self._updates.items()}}
@@ -124,6 +137,9 @@ class PartialUpdate:
         whole = accepted is None or bool(accepted.all())
         rows = slice(None) if accepted is None or whole else accepted.nonzero().flatten().to(self.x.device)
         self.states.append((select(positions, accepted), {name: v[rows].clone() for name, v in result.own.items()}))
+        if self.secure is not None:
+            uploads = {name: v[rows] for name, v in result.uploads.items()}
+            return self._add_integers(self.secure, select_all(factors, accepted), uploads)
         block = self.division.block_of(positions) if result.sums and whole else None
         for name, (upload, rule) in self.rules.items():
             if rule == "each":
@@ -135,6 +151,12 @@ class PartialUpdate:
                 blocks = select(positions, accepted) // self.division.width
                 _add_rows(self._sums, name, blocks, select(factors[name], accepted), result.uploads[upload][rows])
 
+    def _add_integers(self, secure: SecureSums, factors: Vectors, uploads: Vectors) -> None:
+        """Add the integers of some clients. Their sums are exact, so it does not matter in which block they are."""
+        sums = self._sums[next(iter(self._sums))]
+        for key, v in secure.encode(uploads, factors).items():
+            sums[key] = sums[key] + v if key in sums else v
+
     @property
     def blocks(self) -> list[int]:
         """The blocks that this process computes."""
@@ -142,7 +164,12 @@ class PartialUpdate:
 
     def sums(self) -> dict[int, Sums]:
         """Return the sums by block."""
-        return {block: in_order(found, self.summed, self.x) for block, found in self._sums.items()}
+        return {block: in_order(found, self.summed, self.like) for block, found in self._sums.items()}
+
+    @property
+    def like(self) -> Tensor:
+        """An empty tensor of the dtype of the sums, on their device."""
+        return self.x[:0] if self.secure is None else self.x.new_empty(0, dtype=torch.int64)
 
     def all_rows(self) -> Vectors:
         """Return the rows of the rule "each", (S, …); zeros for clients that were left out."""
@@ -163,6 +190,8 @@ class PartialUpdate:
     @property
     def summed(self) -> Shapes:
         """The shapes of the sums, without those of the rule "each"."""
+        if self.secure is not None:
+            return self.secure.shapes
         return {name: shape for name, shape in self.shapes.items() if name not in self.rows}
 
     def report(self) -> Tensor:
@@ -191,21 +220,25 @@ def clone_rows(result: JobResult) -> JobResult:
     return result._replace(uploads=clones(result.uploads), own=clones(result.own))
 
 
-def total(sums: Mapping[int, Sums], rules: Reduce, weights: Tensor, W: float | None) -> Vectors:
+def total(sums: Mapping[int, Sums], partial: PartialUpdate, weights: Tensor, W: float | None) -> Vectors:
     """Add the sums of all blocks in order and normalise them.
 
     Args:
         sums: By block.
-        rules: The declared sums.
+        partial: The update that they are parts of, of this or another rank.
         weights: The weights of the kept clients.
         W: Σ weights of the cohort if clients were left out, whose weights then go to the others; None otherwise.
     """
     vectors = sums[0]
     for block in range(1, len(sums)):
         vectors = [v + w for v, w in zip(vectors, sums[block], strict=True)]
-    summed = {name: rule for name, (_, rule) in rules.items() if rule != "each"}
-    scales = [_scale(rule, weights, W) for rule in summed.values()]
-    return {name: v if s == 1 else s * v for name, v, s in zip(summed, vectors, scales, strict=True)}
+    summed = {name: rule for name, (_, rule) in partial.rules.items() if rule != "each"}
+    scales = {name: _scale(rule, weights, W) for name, rule in summed.items()}
+    if partial.secure is not None:
+        integers = dict(zip(partial.summed, vectors, strict=True))
+        counted = {SATURATED: integers[SATURATED]} if SATURATED in integers else {}
+        return partial.secure.decode(integers, scales, partial.x) | counted
+    return {name: v if scales[name] == 1 else scales[name] * v for name, v in zip(summed, vectors, strict=True)}
 
 
 def _scale(rule: str, weights: Tensor, W: float | None) -> float:
@@ -235,6 +268,11 @@ def in_order(sums: Vectors, shapes: Shapes, x: Tensor) -> Sums:
 def select(v: Tensor, mask: Tensor | None) -> Tensor:
     """Return the rows of v that the mask selects."""
     return v if mask is None else v[mask]
+
+
+def select_all(vectors: Vectors, mask: Tensor | None) -> Vectors:
+    """Return the rows of several tensors that the mask selects."""
+    return {name: select(v, mask) for name, v in vectors.items()}
 
 
 def both(mask: Tensor | None, other: Tensor) -> Tensor:

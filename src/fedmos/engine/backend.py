@@ -76,6 +76,8 @@ class CohortUpdate(NamedTuple):
     """(1 + reports, arrived), float64, on the device: the largest absolute value of each upload, then the reports."""
     updates: Tensor | None = None
     """(kept, D), on the device: the clients' updates, where they were asked for."""
+    saturated: Tensor | None = None
+    """Under secure aggregation, how many values exceeded their bounds; None where that is not counted."""
 
 
 class NonFiniteUpdate(Exception):

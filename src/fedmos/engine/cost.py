@@ -5,14 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..aggregation.ring import Ring
+from ..aggregation.secure import NUMBER_BITS
 from ..codecs.compose import Coding, coding_of
 from ..codecs.links import CodedVector
+from ..secure.sizes import sent_down, sent_up
 from .declaration import Declaration, Shapes
 from .job import Phase
+from .secure_sums import secure_rule, summed_vectors
+
+
+class ProtocolBytes(NamedTuple):
+    """Bytes of one client in a round that are not of vectors or numbers: keys and shares of secure aggregation."""
+
+    down: int
+    up: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,18 @@ class Wire:
         """Return the bytes that a client sends in the extra phase of round t, if it has one."""
         return self._uploads("prepare") if self.declaration.algorithm.prepares(t) else 0
 
+    def protocol(self, t: int, clients: int) -> ProtocolBytes:
+        """Return the bytes that secure aggregation adds for each of so many clients of round t; zero without it."""
+        if secure_rule(self.declaration.algorithm) is None or not clients:
+            return ProtocolBytes(0, 0)
+        phases = 2 if self.declaration.algorithm.prepares(t) else 1
+        return ProtocolBytes(phases * sent_down(clients), phases * sent_up(clients))
+
     def _uploads(self, phase: Phase) -> int:
+        if (secure := secure_rule(self.declaration.algorithm)) is not None:
+            count = 0 if secure.private else Ring(NUMBER_BITS).nbytes
+            vectors = summed_vectors(self.declaration, phase).values()
+            return count + sum(math.prod(v.shape) * Ring(v.bits).nbytes for v in vectors)
         return self._bytes(self.declaration.up(phase), self._coding.up)
 
     @property

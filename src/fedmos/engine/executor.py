@@ -26,6 +26,7 @@ from .local_update import local_update
 from .loop import Loop
 from .named_tensors import named, unchanged
 from .reports import report_row
+from .secure_sums import secure_rule
 from .task import Task
 
 _METHODS: dict[Phase, str] = {"prepare": "prepare", "train": "finish"}
@@ -222,8 +223,8 @@ class JobExecutor:
         return grad.rows(_columns(v))
 
     def _sums(self, job: Job, numbers: JobNumbers, uploads: Vectors) -> Vectors:
-        """Sum the uploads of a whole chunk on a GPU. On a CPU, the aggregation adds row by row."""
-        if job.x.device.type == "cpu":
+        """Sum the uploads of a whole chunk on a GPU. On a CPU and under secure aggregation, they are added later."""
+        if job.x.device.type == "cpu" or secure_rule(self.algorithm) is not None:
             return {}
         rules = self.declaration.rules(job.phase)
         return {name: _weighted_sum(v, uploads[rules[name][0]], job.runs) for name, v in numbers.factors.items()}

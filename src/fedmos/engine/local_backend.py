@@ -11,7 +11,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, Vectors
 from ..core.statistics_layout import AFFINE, STATISTICS
 from ..rng import Purpose, permute
-from .aggregation import PartialUpdate, block_width, both, select, total, upload_factors
+from .aggregation import PartialUpdate, block_width, both, secure_sums, select, total, upload_factors
 from .backend import CohortUpdate, ModelEvaluator, NonFiniteUpdate, PhaseInput, StepObserver, UpdatePolicy
 from .client_store import ClientStore
 from .cohort import Cohort
@@ -22,6 +22,7 @@ from .job import Job
 from .rank_exchange import AcrossRanks, Exchange, GatheredReports, SingleProcess
 from .ranks import Ranks
 from .reports import AT_START
+from .secure_sums import SATURATED
 from .simulated_clock import Clock
 from .task import Task
 from .work_queue import ImmediateQueue, WorkQueue
@@ -75,7 +76,8 @@ class LocalBackend:
         if given.timing is not None:
             given.timing.record(given.phase, cohort.ids, reported.samples, None if given.thin is None else uploads)
         gathered = self._exchange.gather(partial)
-        sums, report = total(gathered.sums, partial.rules, kept.weights, W), reported.report
+        sums, report = total(gathered.sums, partial, kept.weights, W), reported.report
+        saturated = sums.pop(SATURATED, None)
         updates = partial.take_updates(gathered.rows, uploads)
         return CohortUpdate(
             sums=sums | {name: select(v, uploads) for name, v in gathered.rows.items()},
@@ -84,6 +86,7 @@ class LocalBackend:
             states=self._exchange.new_states(cohort.ids, uploads, partial),
             report=report if accepted is None else report[:, accepted.nonzero().flatten().to(report.device)],
             updates=updates,
+            saturated=saturated,
         )
 
     async def _thinned(
@@ -126,6 +129,7 @@ class LocalBackend:
             reports=len(given.reports),
             updates=given.updates,
             rank=self._ranks.rank,
+            secure=secure_sums(self.task, self.executor.declaration, given.phase, cohort),
         )
         state_of = self._exchange.client_state(cohort.ids, division, given.x)
         began = perf_counter()

@@ -111,13 +111,13 @@ class AcrossRanks:
         return lambda positions: {name: torch.stack([v[n] for n in positions.tolist()]) for name, v in received.items()}
 
     def gather(self, partial: PartialUpdate) -> Gathered:
-        ranks, division, x = self._ranks, partial.division, partial.x
+        ranks, division, like = self._ranks, partial.division, partial.like
         ranks.record_speed(sum(division.costs[block] for block in partial.blocks), partial.seconds)
         shapes = partial.summed.values()
         sizes = [math.prod(shape) for shape in shapes]
         flat = {block: torch.cat([v.flatten() for v in found]) for block, found in partial.sums().items() if found}
         gathered = (
-            ranks.gather(flat, division.owner, x.new_empty(sum(sizes))) if sizes else [x[:0]] * len(division.owner)
+            ranks.gather(flat, division.owner, like.new_empty(sum(sizes))) if sizes else [like] * len(division.owner)
         )
         sums = {
             n: [part.view(shape) for part, shape in zip(v.split(sizes), shapes, strict=True)] if sizes else []

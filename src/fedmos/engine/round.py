@@ -66,6 +66,8 @@ class RoundState:
     """(1 + reports, arrived), on the device; see `CohortUpdate`."""
     changed: list[Tensor]
     """The model and the server state that the round changed."""
+    saturated: Tensor | None = None
+    """Under secure aggregation, how many values of uploads were clamped, in all phases."""
 
 
 class QueuedMetrics(NamedTuple):
@@ -84,6 +86,8 @@ class RoundResults(NamedTuple):
     metrics: dict[str, float]
     finite: bool
     """Whether all values of the round are finite."""
+    saturated: int | None = None
+    """How many values of uploads were clamped; None where that is not counted."""
 
 
 async def play_round(state: FederatedState, evaluate: bool) -> Record:
@@ -115,6 +119,7 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
     # 7. Commit the new model and state.
     seconds = perf_counter() - began - (0.0 if metrics is None else metrics.seconds)
     record |= results.metrics | update_norms(state, sampled, new.update, results.reports)
+    record["saturated"] = results.saturated
     return commit(state, sampled, timing, new, results, Record(seconds=seconds, **record))
 
 
@@ -203,6 +208,8 @@ async def _run_phases(
         ) from None
     if prepared is not None:
         update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is
+        if prepared.saturated is not None and update.saturated is not None:
+            update = update._replace(saturated=update.saturated + prepared.saturated)
     return TrainingResult(server_state, update)
 
 
@@ -253,7 +260,13 @@ async def server_step(
                 raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use {_remedy(state)}")
             return _abandoned(state, cohort, report, changed)
     return RoundState(
-        x=x, evaluated=evaluated, server_state=server_state, update=update, report=report, changed=changed
+        x=x,
+        evaluated=evaluated,
+        server_state=server_state,
+        update=update,
+        report=report,
+        changed=changed,
+        saturated=update.saturated,
     )
 
 
@@ -295,12 +308,15 @@ async def evaluate_model(state: FederatedState, new: RoundState) -> QueuedMetric
 
 async def read_results(state: FederatedState, new: RoundState, queued: QueuedMetrics | None) -> RoundResults:
     """Read the results of the round from the device in one transfer."""
+    counted = [] if new.saturated is None else [new.saturated.to(torch.float64)]
     values = [] if queued is None else [queued.values]
-    largest, (sent, *reports), *metrics = await state.backend.read([_largest(new.changed), new.report, *values])
+    read = await state.backend.read([_largest(new.changed), new.report, *counted, *values])
+    largest, (sent, *reports), metrics = read[0], read[1], read[2 + len(counted) :]
     return RoundResults(
         reports=dict(zip(state.reports, reports, strict=False)),  # an abandoned round has none
         metrics=dict(zip(state.backend.evaluator.names, metrics[0].tolist(), strict=True)) if metrics else {},
         finite=isfinite(largest) and isfinite(sent.sum()),
+        saturated=int(read[2]) if counted else None,
     )
 
 

@@ -19,9 +19,10 @@ def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
     if state.clock is None:
         return RoundTiming(None, sampled, None, None)
     reports = state.sampler.selector.reports
+    protocol = state.wire.protocol(state.t, len(sampled.cohort.ids))
     traffic = Traffic(
-        down=state.wire.received(state.clients.last),
-        up=state.wire.up(state.t, state.numbers_up),
+        down=state.wire.received(state.clients.last) + protocol.down,
+        up=state.wire.up(state.t, state.numbers_up) + protocol.up,
         report=_report_bytes(state),
         wire=state.wire,
     )
@@ -84,7 +85,8 @@ def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
     """x is sent once to every client that is probed or that trains from it, the rest of the message to the cohort."""
     ids, has_model, wire = sampled.cohort.ids, sampled.has_model, state.wire
     again = int(torch.isin(ids, has_model).sum()) if len(has_model) and wire.reuses_x else 0
-    return int(wire.received(state.clients.last[ids]).sum()) + (len(has_model) - again) * wire.vector
+    protocol = len(ids) * wire.protocol(state.t, len(ids)).down
+    return int(wire.received(state.clients.last[ids]).sum()) + (len(has_model) - again) * wire.vector + protocol
 
 
 def _bytes_up(state: FederatedState, sampled: SampledCohort, uploads: Cohort | None) -> int:
@@ -93,7 +95,7 @@ def _bytes_up(state: FederatedState, sampled: SampledCohort, uploads: Cohort | N
     U = S if uploads is None else uploads.ids.shape[0]
     sent = U * state.wire.up(state.t, state.numbers_up) + (S - U) * _report_bytes(state)
     probes = sampled.numbers_up * state.wire.number + sampled.vectors_up * state.wire.vector
-    return sent + probes
+    return sent + probes + S * state.wire.protocol(state.t, S).up
 
 
 def _report_bytes(state: FederatedState) -> int:

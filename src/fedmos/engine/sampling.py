@@ -35,12 +35,17 @@ class CohortSampler:
         availability: Availability | None,
         last: Tensor,
         weight: float | None = None,
+        secure: bool = False,
     ) -> None:
-        """`weight`: that of every client, in place of the selector's; clients then answer no probes, either."""
+        """`weight`: that of every client, in place of the selector's; clients then answer no probes, either.
+
+        `secure`: whether the server sees no vectors of single clients; they then send no gradients.
+        """
         N = len(task.data)
         self.selector = selector
         self.selection_state = SelectionState.initial(selector.reports, N)
         self._task, self._backend, self._last, self._weight = task, backend, last, weight
+        self._secure = secure
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
         self._prefetched: dict[int, SampledCohort] = {}
@@ -247,6 +252,11 @@ class CohortSampler:
 
     def _gradients(self, x: Tensor, t: int, ids: Tensor, sampled: SampledCohort) -> Tensor:
         self._check_probes()
+        if self._secure:
+            raise ValueError(
+                f"Cannot use secure aggregation with {type(self.selector).__name__} because it asks single clients for "
+                "their gradients; use another selection, such as fm.Uniform"
+            )
         if not len(ids):
             return x.new_empty(0, len(x))
         rows = self._backend.gradients(x, t, ids)

@@ -29,6 +29,7 @@ from .ranks import Ranks
 from .reports import check_reports, extra_reports, in_training
 from .row_rules import row_rule
 from .sampling import CohortSampler
+from .secure_sums import secure_rule
 from .simulated_clock import System
 from .snapshot import Snapshot
 from .task import Task
@@ -86,7 +87,10 @@ class FederatedState:
         self.numbers_up = len(extra_reports(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
         weight = None if self.private is None else 1 / self.private.size
-        self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, self.clients.last, weight)
+        secure = secure_rule(self.algorithm) is not None
+        self.sampler = CohortSampler(
+            self.task, self.backend, chosen, self.availability, self.clients.last, weight, secure
+        )
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
         self._lr_on_device: tuple[float, Tensor] | None = None
@@ -112,9 +116,11 @@ class FederatedState:
         """Return the smallest number of clients with which a round counts."""
         if self.algorithm.steps_without_updates:
             return 0
+        secure = secure_rule(self.algorithm)
+        needed = self.min_uploads if secure is None else secure.option.needed(len(cohort.ids))
         if self.system is None:
-            return self.min_uploads
-        return max(self.min_uploads, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
+            return needed
+        return max(needed, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
 
     @property
     def min_uploads(self) -> int:

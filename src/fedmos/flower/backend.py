@@ -85,7 +85,7 @@ class FlowerBackend:
         partial = self._add(cohort, given, kept, received)
         rows, uploads = partial.all_rows(), torch.isin(cohort.ids, kept.ids)
         updates = partial.take_updates(rows, uploads)
-        sums = total(partial.sums(), partial.rules, kept.weights, W)
+        sums = total(partial.sums(), partial, kept.weights, W)
         return CohortUpdate(
             sums=sums | {name: v[uploads.to(v.device)] for name, v in rows.items()},
             kept=kept if W is None else kept.scaled(W),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..aggregation import Secure
 from ..config.deploy import Deploy, names_rule
 from ..config.schema import RunConfig, load
 from ..core.flat_model import FlatModel
@@ -78,6 +79,8 @@ class Deployment:
                 "Cannot use privacy= in a deployment because its noise is reproducible from the seed, which protects "
                 "no client there; simulate it"
             )
+        if isinstance(parts.get("aggregation"), Secure):
+            raise ValueError("Cannot use fm.aggregation.Secure in a deployment yet; simulate it")
         deploy = parts.pop("deploy", Deploy())
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")

@@ -65,6 +65,14 @@ def remembers(algorithm: Algorithm) -> bool:
     return len(algorithm.client_state) > 0 or reads_attribute(type(algorithm), "last")
 
 
+def clipping_bounds(algorithm: Algorithm) -> dict[str, float] | None:
+    """Return the bound of each upload of a private algorithm; None where bounds are adaptive."""
+    sums = algorithm._privacy_sums if isinstance(algorithm, _Private) else None
+    if sums is None or sums.count_multiplier is not None:
+        return None
+    return {name: group.bound for group in sums.groups for name in group.names}
+
+
 @cache
 def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     """Return a subclass of `kind` with this mechanism: one for all runs that have it, so that runs can merge."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..aggregation import Mean
+from ..aggregation import Mean, Secure
 from ..algorithm import Algorithm
 from ..engine.row_rules import RowRule, with_row_rule
+from .secure import check_cohort, compose_securely
 
 if TYPE_CHECKING:
     from .spec import RunSpec
@@ -17,6 +18,8 @@ _log = logging.getLogger("fedmos")
 
 def compose_robustly(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     """Return the algorithm, which is composed with all other options, with `aggregation` and an attack on uploads."""
+    if isinstance(spec.aggregation, Secure):
+        return compose_securely(spec, algorithm)
     attack = spec.attack if spec.attack is not None and spec.attack.forges else None
     if spec.aggregation is None and attack is None:
         return algorithm
@@ -46,7 +49,7 @@ def check_aggregation(spec: RunSpec, S: int) -> None:
             "them itself; use another algorithm"
         )
     others = list(dict.fromkeys(upload for upload, how in sums if upload != "delta" and how != "each"))
-    if not rule.scale_free and others:
+    if not (rule.scale_free or isinstance(rule, Secure)) and others:
         raise ValueError(
             f"Cannot use aggregation={rule} with {name} because it applies to delta only, and clients also upload "
             f"{', '.join(others)}; use a rule without a bound, such as fm.aggregation.Median()"
@@ -56,5 +59,6 @@ def check_aggregation(spec: RunSpec, S: int) -> None:
             f"Cannot use aggregation={rule} with rounds of {S} clients because it needs {rule.min_clients}; use a "
             "larger cohort, or another rule"
         )
-    if not isinstance(rule, Mean) and not rule.trims(S):
+    check_cohort(spec, S)
+    if not isinstance(rule, Mean | Secure) and not rule.trims(S):
         _log.warning("aggregation=%s is the weighted mean in rounds of %d clients: no client is removed", rule, S)

@@ -45,6 +45,7 @@ from .private import affordable_rounds, describe_privacy, private_run
 from .repeatability import repeatable
 from .result import Result
 from .resume import check_unchanged
+from .secure import warn_of_saturation
 from .spec import RunSpec
 
 _log = logging.getLogger("fedmos")
@@ -322,6 +323,7 @@ class Run:
         Returns:
             The callback that ends the run, if any, and whether a checkpoint is due.
         """
+        warn_of_saturation(self.state.history)
         if self._folder is not None:
             self._folder.write_rounds(self.state.history)
         self.callbacks.on_round(record, self._model)

@@ -1,0 +1,1 @@
+"""Secure aggregation in deployments: keys, masks and shares of secrets (Bonawitz et al., CCS 2017)."""
