@@ -212,15 +212,6 @@ def test_tables_and_progress_show_epsilon(capsys):
     assert f"ε {epsilon:.3g}" in capsys.readouterr().out
 
 
-def test_deployments_refuse_privacy():
-    pytest.importorskip("flwr")
-    from fedmos.flower.deployment import Deployment
-
-    given = {name: v for name, v in arguments(fm.FedAvg(lr=LR)).items() if name != "data"}
-    with pytest.raises(ValueError, match="Cannot use privacy= in a deployment because"):
-        Deployment.of(given)
-
-
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_the_rule_sum_has_no_weights(engine):
     """Σ u_i, whatever the weights, and whoever is late."""

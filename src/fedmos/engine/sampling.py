@@ -36,15 +36,17 @@ class CohortSampler:
         last: Tensor,
         weight: float | None = None,
         secure: bool = False,
+        seed: Callable[[int], int] | None = None,
     ) -> None:
         """`weight`: that of every client, in place of the selector's; clients then answer no probes, either.
 
         `secure`: whether the server sees no vectors of single clients; they then send no gradients.
+        `seed`: returns the seed of a round's cohort, in place of the run's.
         """
         N = len(task.data)
         self.selector = selector
         self.selection_state = SelectionState.initial(selector.reports, N)
-        self._task, self._backend, self._last, self._weight = task, backend, last, weight
+        self._task, self._backend, self._last, self._weight, self._seed = task, backend, last, weight, seed
         self._secure = secure
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
@@ -55,7 +57,8 @@ class CohortSampler:
     def prefetch(self, t: int) -> None:
         """Draw the cohort of a later round ahead of time, if it depends on nothing that happens before it."""
         if t not in self._prefetched and declares(self.selector, "prefetchable"):
-            many = self._availability is None and self._ahead > 1 and declares(self.selector, "select_ahead")
+            many = self._availability is None and self._seed is None and self._ahead > 1
+            many = many and declares(self.selector, "select_ahead")
             try:
                 self._prefetched = self._draw_ahead(t) if many else {t: self._draw(t, torch.empty(0))}
             except Exception:  # the error is raised again when the round itself is drawn
@@ -198,7 +201,7 @@ class CohortSampler:
             return v if present is None else v[present]
 
         view = View(
-            seed=self._task.seed,
+            seed=self._task.seed if self._seed is None else self._seed(t),
             round=t,
             p=p,
             n=n,

@@ -42,6 +42,8 @@ class PrivateRun(NamedTuple):
     """The expected number of clients of a cohort, which algorithms see as S, and whose inverse is every weight."""
     epsilon: Callable[[int], float]
     """Returns the ε that so many rounds spend."""
+    cohort_seed: Callable[[int], int] | None = None
+    """Returns the seed of a round's cohort, where nobody may compute cohorts from the run's seed."""
 
 
 @dataclass(kw_only=True)
@@ -87,10 +89,9 @@ class FederatedState:
         self.numbers_up = len(extra_reports(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
         weight = None if self.private is None else 1 / self.private.size
-        secure = secure_rule(self.algorithm) is not None
-        self.sampler = CohortSampler(
-            self.task, self.backend, chosen, self.availability, self.clients.last, weight, secure
-        )
+        secure, last = secure_rule(self.algorithm) is not None, self.clients.last
+        seed = None if self.private is None else self.private.cohort_seed
+        self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, last, weight, secure, seed)
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
         self._lr_on_device: tuple[float, Tensor] | None = None

@@ -30,6 +30,7 @@ from ..engine.task import Task
 from ..engine.work_queue import read_values
 from ..evaluation.measurable import measurable
 from ..evaluation.metrics import Evaluator
+from ..privacy.compose import exceeded_bound, is_private
 from ..run.backends import BackendSetting
 from . import wire
 from .coded_messages import CodedMessages, HeldVectors
@@ -47,6 +48,7 @@ class FlowerBackend:
         self._task, self._plan = given.task, given.plan
         self._declaration = Declaration(given.algorithm, given.task.model.layers)
         self._collector, self._reply_policy = collector, reply_policy
+        self._private = given.algorithm if is_private(given.algorithm) else None
         if reply_policy.train_metrics or any(name in AT_START for name in reply_policy.reports):
             check_no_client_models(self._declaration)
         self._coded = CodedMessages(given.algorithm, given.task.model, given.task.seed)
@@ -161,15 +163,17 @@ class FlowerBackend:
     def _headers(self, cohort: Cohort, given: PhaseInput, reports: Sequence[str]) -> dict[int, dict[str, Any]]:
         """Return the header of each client's request."""
         last = self.clients.last[cohort.ids].tolist()
+        # Importances and the largest number of samples would tell a client of a private run about the others' data.
+        public = self._private is None
         return {
             i: {
                 "lr": given.lr,
                 "N": given.ctx.N,
                 "S": given.ctx.S,
                 "W": given.ctx.W,
-                "p": float(self._task.data.importance[i]),
+                "p": float(self._task.data.importance[i]) if public else 1 / given.ctx.N,
                 "last": t,
-                "width": cohort.max_samples,
+                "width": cohort.max_samples if public else 0,
                 "reports": ",".join(reports),
                 "keep": given.phase == "prepare",
             }
@@ -208,7 +212,9 @@ class FlowerBackend:
         return self._collector.take_traffic()
 
     def late(self) -> list[int]:
-        return sorted(self._late)
+        """Return the clients that were late in the current round, and forget them: a round may have no clients."""
+        late, self._late = sorted(self._late), set()
+        return late
 
     def _train_metrics(self, x: Tensor, names: list[str]) -> Tensor:
         """Return Σ p_i · metric_i over the clients that answer, with p_i scaled to sum to one."""
@@ -286,6 +292,13 @@ class FlowerBackend:
         )
         wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)
         wire.check_finite(reply.vectors | reply.numbers)
+        if self._private is not None and request.phase is not None:
+            exceeded = exceeded_bound(self._private, request.phase, reply.vectors, request.msg)
+            if exceeded is not None:
+                norm, bound = exceeded
+                raise wire.RefusedError(
+                    f"its uploads have a norm of {norm:.6g}, over the bound of privacy, {bound:.6g}"
+                )
         return reply
 
 

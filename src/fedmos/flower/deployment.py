@@ -24,6 +24,7 @@ from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
 from ..engine.declaration import names_of
 from ..engine.execution_plan import override
+from ..privacy.gaussian import Gaussian
 from ..run.options import call_with_options, options_of
 from ..run.spec import RunSpec
 
@@ -73,17 +74,13 @@ class Deployment:
 
     @classmethod
     def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
-        parts = {"data": _NO_DATA} | {name: value for name, value in given.items() if name not in _BY_SERVER}
-        if parts.get("privacy") is not None:
-            raise ValueError(
-                "Cannot use privacy= in a deployment because its noise is reproducible from the seed, which protects "
-                "no client there; simulate it"
-            )
-        if isinstance(parts.get("aggregation"), Secure):
+        if isinstance(given.get("aggregation"), Secure):
             raise ValueError("Cannot use fm.aggregation.Secure in a deployment yet; simulate it")
-        deploy = parts.pop("deploy", Deploy())
+        deploy = given.get("deploy", Deploy())
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")
+        chosen = {name: value for name, value in given.items() if name not in (*_BY_SERVER, "deploy")}
+        parts = {"data": _no_data(deploy)} | chosen
         made = cls(call_with_options("deployment", RunSpec, (), parts), deploy)
         if made.spec.class_weights == "balanced":
             raise ValueError(
@@ -95,6 +92,8 @@ class Deployment:
                 f"Cannot use attack={made.spec.attack!r} in a deployment because hostile clients are simulated; use "
                 "fm.run"
             )
+        if made.spec.privacy is not None:
+            _check_private(made.spec, deploy)
         if made.data is None and deploy.clients is None:
             raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
         if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):
@@ -106,7 +105,7 @@ class Deployment:
     @property
     def data(self) -> FederatedData | None:
         """The federated data, or None if only the clients have it."""
-        return None if self.spec.data is _NO_DATA else self.spec.data
+        return None if self.spec.data.x is _NO_DATA.x else self.spec.data
 
     @property
     def names(self) -> Sequence[str]:
@@ -152,6 +151,32 @@ class Deployment:
 
 _CACHE: dict[str, Deployment] = {}
 """Deployments created in this process, by their configuration as JSON."""
+
+
+def _no_data(deploy: Deploy) -> FederatedData:
+    """Return the placeholder for the data of the named clients."""
+    N = len(deploy.clients or ())
+    p = torch.full((N,), 1 / max(1, N), dtype=torch.float64)
+    return replace(_NO_DATA, offsets=torch.zeros(N + 1, dtype=torch.int64), importance=p)
+
+
+def _check_private(spec: RunSpec, deploy: Deploy) -> None:
+    """Refuse mechanisms without noise of the operating system, and options with which clients would send more."""
+    if type(spec.privacy) is not Gaussian:
+        raise ValueError(
+            f"Cannot use privacy={spec.privacy} in a deployment because its noise follows from the seed, which every "
+            "client knows; use fm.privacy.Gaussian"
+        )
+    if deploy.train_metrics:
+        raise ValueError(
+            "Cannot use privacy= with train_metrics=True because clients would send losses and accuracies without "
+            "noise; use train_metrics=False and a test set at the server"
+        )
+    if spec.uplink is not None:
+        raise ValueError(
+            f"Cannot use privacy= with uplink={spec.uplink} in a deployment because a codec follows the client's own "
+            "clipping and can make a vector longer; use uplink=None"
+        )
 
 
 def preload(config: Given) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ..storage.files import replace_file
 from .client_folder import RUN_ID
 
 _FILE = "deployment.json"
+_SECRET = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class DeploymentManifest:
     """The run's id. Clients store their state under it."""
     samples: list[int]
     """Number of samples of each client; empty before the clients have reported it."""
+    cohorts: str = field(default_factory=lambda: secrets.token_hex(32))
+    """The secret from which a private run draws its cohorts, which nobody may compute from the run's seed."""
 
     @classmethod
     def load_or_create(cls, folder: Path, samples: list[int]) -> DeploymentManifest:
@@ -47,18 +52,24 @@ class DeploymentManifest:
             content = None
         if not _is_valid(content):
             raise ValueError(f"Cannot resume the run in {folder} because {path} is damaged; use a new folder")
-        return cls(content["run"], content["samples"])
+        return cls(**content)
 
     def write(self, folder: Path) -> None:
         """Write the manifest atomically into a run folder."""
-        replace_file(folder / _FILE, json.dumps({"run": self.run, "samples": self.samples}).encode())
+        replace_file(folder / _FILE, json.dumps(asdict(self)).encode())
+
+    def cohort_seed(self, t: int) -> int:
+        """Return the seed of the cohort of a private run's round. Those of other rounds do not follow from it."""
+        return int.from_bytes(hashlib.sha256(f"{self.cohorts}/{t}".encode()).digest()[:8], "little")
 
 
 def _is_valid(content: Any) -> bool:
-    if not isinstance(content, dict) or set(content) != {"run", "samples"} or not isinstance(content["samples"], list):
+    if not isinstance(content, dict) or not isinstance(content.get("samples"), list):
         return False
     return (
-        isinstance(content["run"], str)
+        set(content) in ({"run", "samples"}, {"run", "samples", "cohorts"})
+        and _SECRET.fullmatch(str(content.get("cohorts", "0" * 64))) is not None
+        and isinstance(content["run"], str)
         and RUN_ID.fullmatch(content["run"]) is not None
         and all(type(n) is int and n > 0 for n in content["samples"])
     )

@@ -17,6 +17,7 @@ from ..core.callback import Callback
 from ..core.history import Record
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
+from ..privacy.noise import SecretStreams, SystemNoise
 from ..run.backends import BackendSetting
 from ..run.build import flat_model
 from ..run.early_stopping import EarlyStopping
@@ -30,6 +31,7 @@ from .channel import MessageChannel
 from .deployment import Deployment, Given, reported_data, server_part
 from .manifest import DeploymentManifest
 from .node_registry import NodeRegistry
+from .releases import Releases
 from .reply_collector import ReplyCollector
 from .requests import ReplyPolicy
 
@@ -89,7 +91,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     def make_backend(setting: BackendSetting) -> FlowerBackend:
         return FlowerBackend(setting, collector, policy)
 
-    manifest = DeploymentManifest(manifest.run, data.sizes.tolist())
+    manifest = replace(manifest, samples=data.sizes.tolist())
     served = replace(
         spec,
         data=data,
@@ -99,7 +101,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
         checkpoint_every=1,
         callbacks=[*spec.callbacks, _DeploymentCallback(manifest, Path(folder))],
     )
-    result = Run(served, make_backend=make_backend).play()
+    result = Run(served, make_backend=make_backend, secret=_secret_streams(spec, manifest, Path(folder))).play()
     _log.info(
         "Messages carried %.3f MB of vectors and numbers, and %.3f MB of headers",
         collector.payload / 1e6,
@@ -121,6 +123,13 @@ def _connect(grid: Grid, deployment: Deployment, manifest: DeploymentManifest) -
         dict(enumerate(manifest.samples)),
     )
     return ReplyCollector(channel, registry, deploy.poll, deploy.rejoin)
+
+
+def _secret_streams(spec: RunSpec, manifest: DeploymentManifest, folder: Path) -> SecretStreams | None:
+    """Return the random numbers of a private run, which do not follow from its seed; None for other runs."""
+    if spec.privacy is None:
+        return None
+    return SecretStreams(Releases(folder / "releases", manifest.run, SystemNoise()), manifest.cohort_seed)
 
 
 def _reply_policy(deployment: Deployment, run: str) -> ReplyPolicy:
@@ -146,7 +155,7 @@ class _DeploymentCallback(Callback):
         self._manifest.write(self._folder)  # not earlier: the run folder is locked now
 
     def on_round(self, record: Record) -> None:
-        metrics = {name: getattr(record, name) for name in ("accuracy", "test_loss", "train_loss")}
+        metrics = {name: getattr(record, name) for name in ("accuracy", "test_loss", "train_loss", "epsilon")}
         values = "".join(f", {name} {value:.4g}" for name, value in metrics.items() if value is not None)
         _log.info("Round %d: %d clients, %.1f s%s", record.round, len(record.cohort), record.seconds, values)
         if record.abandoned:

@@ -16,24 +16,27 @@ count, the noise of the updates is (z⁻² − z_b⁻²)^(−1/2), so that both 
 from __future__ import annotations
 
 import copy
-import hashlib
+import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import rng
 from ..algorithm import Algorithm, ClientContext, Context, Field, Reduce, Vectors
 from ..core.composition import recast, subclass
 from .clipping import Clipped, norm
 from .gaussian import Gaussian
+from .noise import Noise, SeededNoise
 from .reads import reads_attribute
 from .sums import BELOW, BOUND, Group, PrivateSums, private_sums
 
 _ADAPTATION = 0.2
 """The step size of the logarithm of the bound."""
+
+_ROUNDING = 1e-4
+"""By how much the norm of a clipped upload may be over its bound, which is computed with rounding, maybe on a GPU."""
 
 
 def with_privacy(
@@ -73,6 +76,35 @@ def clipping_bounds(algorithm: Algorithm) -> dict[str, float] | None:
     return {name: group.bound for group in sums.groups for name in group.names}
 
 
+def with_noise(algorithm: Algorithm, noise: Noise) -> Algorithm:
+    """Return a private algorithm that takes its noise from elsewhere than from the run's seed."""
+    return recast(algorithm, subclass(type(algorithm), _OtherNoise, _privacy_noise=noise))
+
+
+def is_private(algorithm: Algorithm) -> bool:
+    """Return whether an algorithm is the result of `with_privacy`."""
+    return isinstance(algorithm, _Private)
+
+
+def exceeded_bound(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vectors) -> tuple[float, float] | None:
+    """Return the norm of one client's uploads and their bound, if an honest client cannot have sent them.
+
+    Args:
+        algorithm: A private algorithm.
+        phase: The phase of the uploads.
+        uploads: The uploads of one client, by name.
+        msg: The message that the client received, which has the bound if it is adaptive.
+    """
+    assert isinstance(algorithm, _Private)
+    for group in algorithm._privacy_sums.groups:
+        if group.phase == phase:
+            length = math.sqrt(sum(float(uploads[name].double().square().sum()) for name in group.names))
+            bound = float(algorithm._privacy_bound_in(group, msg))
+            if length > (1 + _ROUNDING) * bound:
+                return length, bound
+    return None
+
+
 @cache
 def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     """Return a subclass of `kind` with this mechanism: one for all runs that have it, so that runs can merge."""
@@ -82,6 +114,8 @@ def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
 
 class _Private(Clipped):
     """The methods and declarations in which an algorithm with noisy sums differs from the algorithm alone."""
+
+    _privacy_noise: ClassVar[Noise] = SeededNoise()
 
     steps_without_updates = True  # that nobody took part must stay unknown
 
@@ -122,12 +156,15 @@ class _Private(Clipped):
         group = next(one for one in groups if one.phase == phase and upload in one.names)
         if (multiplier := self._privacy_sums.multiplier(group, groups)) == 0:
             return total
-        noise = rng.normal(noise_key(ctx.key, phase, upload), total.numel()).view(total.shape)
-        return total + (multiplier * self._privacy_bound_in(group, state) * noise).to(total)
+        return self._privacy_noise.add(total, multiplier * self._privacy_bound_in(group, state), ctx, phase, upload)
 
     def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
         """Return the bound of a group at the server."""
         return group.bound
+
+
+class _OtherNoise(_Private):
+    """A private algorithm with a source of noise of its own; see `with_noise`."""
 
 
 class _Adaptive(_Private):
@@ -172,18 +209,6 @@ class _Adaptive(_Private):
 
     def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
         return group.bound if group.names == (BELOW,) else state[BOUND]
-
-
-def noise_key(key: Tensor, phase: str, upload: str) -> Tensor:
-    """Return the stream of the noise on a sum.
-
-    Args:
-        key: The server's stream in this round.
-        phase: The phase of the upload.
-        upload: The name of the upload.
-    """
-    number = int.from_bytes(hashlib.sha256(f"privacy/{phase}/{upload}".encode()).digest()[:7], "little")
-    return rng.fold(key, number)
 
 
 def _replaced(vectors: Vectors, by: Vectors) -> Vectors:

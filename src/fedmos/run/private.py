@@ -13,6 +13,7 @@ from ..engine.state import PrivateRun
 from ..local.adam import Adam
 from ..privacy.accounting import Accountant, accountant
 from ..privacy.compose import remembers, with_privacy
+from ..privacy.noise import SecretStreams
 from ..privacy.sampling import CohortSampling, sampling_of
 from ..selection.availability import Always
 from .early_stopping import EarlyStopping
@@ -32,11 +33,11 @@ def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     return with_privacy(algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps)
 
 
-def private_run(spec: RunSpec) -> PrivateRun | None:
+def private_run(spec: RunSpec, secret: SecretStreams | None = None) -> PrivateRun | None:
     """Return what the engine needs to know of a private run."""
     if (account := _accountant(spec)) is None:
         return None
-    return PrivateRun(account.sampling.size, account.epsilon)
+    return PrivateRun(account.sampling.size, account.epsilon, None if secret is None else secret.cohort_seed)
 
 
 def affordable_rounds(spec: RunSpec) -> int:

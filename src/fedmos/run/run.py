@@ -29,6 +29,8 @@ from ..engine.task import DeviceCache
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..evaluation.user_metrics import choose_metrics, measure
+from ..privacy.compose import with_noise
+from ..privacy.noise import SecretStreams
 from ..privacy.sampling import private_selector
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
@@ -64,6 +66,7 @@ class Run:
         *,
         device_cache: DeviceCache | None = None,
         make_backend: BackendFactory = local_backend,
+        secret: SecretStreams | None = None,
     ) -> None:
         """Build everything that the run needs, or continue from the newest checkpoint of its folder.
 
@@ -71,6 +74,7 @@ class Run:
             spec: the options of the run.
             device_cache: samples and frozen parameters that other runs have copied to the device.
             make_backend: makes the backend that trains the clients.
+            secret: the random numbers of a private run that must not follow from its seed.
         """
         join()
         self.spec, self.rounds = spec, affordable_rounds(spec)
@@ -102,7 +106,7 @@ class Run:
         try:
             earlier = None if spec.out is None else self._load_checkpoint(Path(spec.out))
             with self._attended():
-                self.state = self._make_state(earlier, make_backend)
+                self.state = self._make_state(earlier, make_backend, secret)
         except BaseException:
             self.close()
             raise
@@ -141,7 +145,9 @@ class Run:
                 f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
             )
 
-    def _make_state(self, earlier: Snapshot | None, make_backend: BackendFactory) -> FederatedState:
+    def _make_state(
+        self, earlier: Snapshot | None, make_backend: BackendFactory, secret: SecretStreams | None
+    ) -> FederatedState:
         """Choose the execution plan, and build the run's state or restore it."""
         spec, ranks = self.spec, self.ranks
         before = None if earlier is None else RunInfo.from_json(earlier.info)
@@ -156,6 +162,8 @@ class Run:
         self.task = replace(self.task, compiled=plan.compiled)
         scratch = None if self._folder is None else self._folder.path
         algorithm, hostile = spec.composed_algorithm, hostile_clients(spec)
+        if secret is not None:
+            algorithm = with_noise(algorithm, secret.noise)
         task = poisoned(spec, self.task, hostile)
         setting = BackendSetting(task, self.task, algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
         state = FederatedState(
@@ -168,7 +176,7 @@ class Run:
             availability=spec.availability,
             system=spec.system,
             update_norms=spec.update_norms,
-            private=private_run(spec),
+            private=private_run(spec, secret),
             hostile=hostile,
         )
         if earlier is not None:

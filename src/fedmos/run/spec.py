@@ -232,6 +232,7 @@ class RunSpec:
         instance_of(Gaussian, "a fedmos.privacy.Gaussian"),
         default=None,
         record=_record_object,
+        shared=True,
     )
     aggregation: Aggregation | None = option(
         "What the server takes in place of weighted means of uploads, e.g. `fm.aggregation.Median()`; None for the "
