@@ -56,6 +56,7 @@ SHARED = {
     "local": {"local": fm.local.Adam(beta2=0.9)},
     "uplink": {"uplink": fm.codecs.Float16()},
     "downlink": {"downlink": fm.codecs.Float16()},
+    "privacy": {"privacy": fm.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-3)},
     "seed": {"seed": 1},
     "dtype": {"dtype": torch.float64},
     "precision": {"precision": "bf16"},
