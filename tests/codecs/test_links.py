@@ -183,10 +183,11 @@ def test_a_method_of_a_comparison_has_its_own():
     assert (b["uplink"], b["downlink"]) == (Quantize(4), TopK(0.01))
 
 
-def test_the_example_has_every_method_with_every_codec():
-    path = Path(__file__).parents[2] / "examples" / "mnist_codecs.toml"
+@pytest.mark.parametrize(("name", "methods", "plain"), [("mnist", 28, 4), ("cifar10", 8, 2)])
+def test_the_examples_have_every_method_with_every_codec(name, methods, plain):
+    path = Path(__file__).parents[2] / "examples" / f"{name}_codecs.toml"
     small = {"data": {"name": "digits", "clients": 60}, "model": {"name": "cnn_digits"}}
     settings = config.parse(config.CompareConfig, tomllib.loads(path.read_text("utf-8")) | small)
     settings.check()
-    assert len(settings.methods) == 28
-    assert sum(method.uplink is None for method in settings.methods) == 4
+    assert len(settings.methods) == methods
+    assert sum(method.uplink is None for method in settings.methods) == plain
