@@ -29,6 +29,19 @@ def test_the_printed_noise_is_enough(tmp_path):
         assert fm.privacy.epsilon(float(printed), **how) <= 2 < fm.privacy.epsilon(float(printed) - 2e-4, **how)
 
 
+def test_plan_of_other_mechanisms(tmp_path):
+    asked = ("privacy", "plan", "--epsilon", "4", "--rounds", "50", "--clients", "500", "--m", "100", "--delta", "1e-3")
+    how = {"rounds": 50, "delta": 1e-3, "selection": fm.Cyclic(m=100), "clients": 500}
+    correlated = command_line(*asked, "--cyclic", "--mechanism", "MatrixFactorization", "--bands", "5", cwd=tmp_path)
+    noise = float(correlated.stdout.split()[2])
+    assert fm.privacy.epsilon(noise, mechanism="MatrixFactorization", bands=5, **how) == pytest.approx(4, rel=1e-3)
+    local = command_line(*asked, "--cyclic", "--mechanism", "Local", cwd=tmp_path)
+    assert fm.privacy.epsilon(float(local.stdout.split()[2]), mechanism="Local", **how) == pytest.approx(4, rel=1e-3)
+    assert "For a client that takes part 10 times" in local.stdout
+    refused = command_line(*asked, "--mechanism", "MatrixFactorization", cwd=tmp_path)
+    assert "Cannot use MatrixFactorization with Uniform because a client may take part in any round" in refused.stderr
+
+
 def test_mistakes(tmp_path):
     asked = ("privacy", "plan", "--epsilon", "4", "--rounds", "5", "--clients", "50")
     both = command_line(*asked, "--rate", "0.02", "--m", "3", cwd=tmp_path)

@@ -70,6 +70,17 @@ HARD = {
         "uplink": fm.codecs.Quantize(4),
         "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=1.5),
     },
+    "correlated noise": {
+        "algorithm": fm.Mime(lr=0.05, beta=0.5),
+        "selection": fm.Cyclic(m=6),
+        "privacy": fm.privacy.MatrixFactorization(0.5, 0.1, 1e-3, bands=3),
+    },
+    "noise at clients": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.Uniform(m=5),
+        "privacy": fm.privacy.Local(0.5, 0.1, 1e-3),
+        "uplink": fm.codecs.Quantize(4),
+    },
     "hostile clients and a robust rule": {
         "algorithm": fm.Mime(lr=0.05, beta=0.5),
         "selection": fm.Uniform(m=7),

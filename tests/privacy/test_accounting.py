@@ -7,7 +7,7 @@ import math
 import pytest
 
 import fedmos as fm
-from fedmos.privacy.accounting import Accountant
+from fedmos.privacy.accounting import RoundAccountant
 from fedmos.privacy.compose import remembers
 from fedmos.privacy.sampling import private_selector, sampling_of
 from fedmos.selection.selector import View
@@ -159,8 +159,8 @@ def test_invalid_questions():
         fm.privacy.epsilon(1.0, **how | {"delta": 1})
     with pytest.raises(ValueError, match="Cannot reach ε = 1e-30 with any noise"):
         fm.privacy.plan(1e-30, **how | {"delta": 1e-300})
-    assert Accountant(sampling_of(fm.Full(), N), 0.0, 1e-5).epsilon(1) == math.inf
-    assert Accountant(sampling_of(fm.Full(), N), 0.0, 1e-5).epsilon(0) == 0
+    assert RoundAccountant(sampling_of(fm.Full(), N), 0.0, 1e-5).epsilon(1) == math.inf
+    assert RoundAccountant(sampling_of(fm.Full(), N), 0.0, 1e-5).epsilon(0) == 0
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_noise_of_zero_is_no_privacy():
         ({"privacy": gaussian({"delta": 1.0})}, "must have a bound for each upload of Scaffold, got none for 'change'"),
         ({"privacy": gaussian({"dleta": 1.0})}, "must name uploads of Scaffold (delta, change), got 'dleta' (did you"),
         ({"algorithm": fm.FedCM(lr=LR), "local_steps": None, "local_epochs": 1}, "its sum 'step' divides by K_i"),
-        ({"privacy": 1.0}, "run: 'privacy' must be a fedmos.privacy.Gaussian or None, got float"),
+        ({"privacy": 1.0}, "run: 'privacy' must be a mechanism of fedmos.privacy or None, got float"),
     ],
     ids=lambda v: "" if isinstance(v, str) else str(next(iter(v))),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,33 +28,48 @@ def plan(
         float | None, typer.Option(help="Each client takes part with this probability (selection Bernoulli).")
     ] = None,
     m: Annotated[int | None, typer.Option(help="So many clients take part in each round (selection Uniform).")] = None,
+    cyclic: Annotated[bool, typer.Option("--cyclic", help="Groups of --m clients in turn (selection Cyclic).")] = False,
     delta: Annotated[float | None, typer.Option(help="The δ of the guarantee (default: clients^-1.1).")] = None,
     stateful: Annotated[
         bool, typer.Option("--stateful", help="Clients keep state between rounds, as in SCAFFOLD.")
     ] = False,
+    mechanism: Annotated[str, typer.Option(help="Gaussian, MatrixFactorization or Local.")] = "Gaussian",
+    bands: Annotated[int, typer.Option(help="The bands of MatrixFactorization.")] = 16,
 ) -> None:
     """Print the smallest noise multiplier with which a run stays within ε.
 
-    For example: fedmos privacy plan --epsilon 4 --rounds 500 --clients 5000 --rate 0.02. Without --rate and --m, every
-    client takes part in every round.
+    For example: fedmos privacy plan --epsilon 4 --rounds 500 --clients 5000 --rate 0.02, or --m 100 --cyclic
+    --mechanism MatrixFactorization. Without --rate and --m, every client takes part in every round.
     """
     from ..privacy.accounting import epsilon as spent
     from ..privacy.accounting import plan as find
+    from ..privacy.participation import participation_of
     from ..privacy.sampling import sampling_of
     from ..selection.bernoulli import Bernoulli
+    from ..selection.cyclic import Cyclic
     from ..selection.full import Full
     from ..selection.uniform import Uniform
 
     if rate is not None and m is not None:
         raise ValueError("plan: at most one of --rate and --m must be given, got both")
-    selection = Bernoulli(rate=rate) if rate is not None else Uniform(m=m) if m is not None else Full()
+    if cyclic and m is None:
+        raise ValueError("plan: --cyclic needs --m, the number of clients of a group")
+    drawn = None if m is None else Cyclic(m=m) if cyclic else Uniform(m=m)
+    selection = Bernoulli(rate=rate) if rate is not None else drawn or Full()
     delta = max(clients, 2) ** -1.1 if delta is None else delta
-    noise = find(epsilon, rounds=rounds, delta=delta, selection=selection, clients=clients, stateful=stateful)
+    how: dict[str, Any] = {"rounds": rounds, "delta": delta, "selection": selection, "clients": clients}
+    how |= {"stateful": stateful, "mechanism": mechanism, "bands": bands}
+    noise = find(epsilon, **how)
     noise = math.ceil(noise * 1e4) / 1e4  # as printed: with less, the run would exceed ε
-    reached = spent(noise, rounds=rounds, delta=delta, selection=selection, clients=clients, stateful=stateful)
+    reached = spent(noise, **how)
     sampling = sampling_of(selection, clients, stateful=stateful)
     console.print(f"noise_multiplier = {noise:.4f}", highlight=False)
     meaning = "added or removed" if sampling.adjacency == "add or remove" else "replaced"
+    meaning = "with any other data" if mechanism == "Local" else meaning
     console.print(f"ε = {reached:.4f} at δ = {delta:.3g} after {rounds} rounds, one client {meaning}", highlight=False)
-    if sampling.law == "none":
+    if mechanism == "Local":
+        known = participation_of(selection, clients)
+        times = rounds if known is None else known.times(rounds)
+        console.print(f"For a client that takes part {times} times", highlight=False)
+    elif sampling.law == "none" and mechanism == "Gaussian":
         console.print(f"Not amplified by sampling because {sampling.why}", highlight=False)

@@ -79,7 +79,7 @@ def codecs() -> dict[str, type[Codec]]:
 
 def mechanisms() -> dict[str, type[Any]]:
     """Return the mechanisms of privacy by name."""
-    return {"Gaussian": _privacy.Gaussian}
+    return {kind.__name__: kind for kind in (_privacy.Gaussian, _privacy.Local, _privacy.MatrixFactorization)}
 
 
 def aggregations() -> dict[str, type[Aggregation]]:

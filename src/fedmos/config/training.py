@@ -22,7 +22,7 @@ from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.measurable import measurable
 from ..evaluation.user_metrics import choose_metrics
-from ..privacy.gaussian import Gaussian
+from ..privacy.mechanism import Mechanism
 from ..run.build import build_task
 from ..run.preflight import check_metric, check_parts, check_precision, check_target, find_device
 from ..run.result import Result
@@ -128,7 +128,7 @@ class Training(TrainingOptions):
             given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
         given["local"] = build_local("local", self.local)
         if self.privacy is not None:
-            given["privacy"] = build("privacy", self.privacy, registry.mechanisms(), Gaussian)
+            given["privacy"] = build("privacy", self.privacy, registry.mechanisms(), Mechanism)
         given |= {name: build_link(name, getattr(self, name)) for name in ("uplink", "downlink")}
         given |= {name: build_robust(name, getattr(self, name)) for name in ("aggregation", "attack")}
         return given | {"model": self.make_model(seed), "data": data or self.data.make(seed)}

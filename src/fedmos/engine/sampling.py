@@ -37,8 +37,9 @@ class CohortSampler:
         weight: float | None = None,
         secure: bool = False,
         seed: Callable[[int], int] | None = None,
+        private: bool = False,
     ) -> None:
-        """`weight`: that of every client, in place of the selector's; clients then answer no probes, either.
+        """`weight`: that of every client, in place of the selector's. `private`: clients answer no probes.
 
         `secure`: whether the server sees no vectors of single clients; they then send no gradients.
         `seed`: returns the seed of a round's cohort, in place of the run's.
@@ -48,6 +49,7 @@ class CohortSampler:
         self.selection_state = SelectionState.initial(selector.reports, N)
         self._task, self._backend, self._last, self._weight, self._seed = task, backend, last, weight, seed
         self._secure = secure
+        self._private = private
         self._availability = None if isinstance(availability, Always) else availability
         self._memo: dict[str, object] = {}
         self._prefetched: dict[int, SampledCohort] = {}
@@ -237,7 +239,7 @@ class CohortSampler:
         return torch.from_numpy(available.copy())
 
     def _check_probes(self) -> None:
-        if self._weight is not None:
+        if self._private:
             raise ValueError(
                 f"Cannot use privacy= with {type(self.selector).__name__} because it asks clients for losses or "
                 "gradients without noise; use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"

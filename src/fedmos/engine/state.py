@@ -38,8 +38,9 @@ from .task import Task
 class PrivateRun(NamedTuple):
     """What is fixed in advance in a run under privacy, so that it reveals nothing about a cohort."""
 
-    size: float
-    """The expected number of clients of a cohort, which algorithms see as S, and whose inverse is every weight."""
+    size: float | None
+    """The expected number of clients of a cohort, which algorithms see as S, and whose inverse is every weight; None
+    where cohorts are not hidden, since clients add noise themselves."""
     epsilon: Callable[[int], float]
     """Returns the ε that so many rounds spend."""
     cohort_seed: Callable[[int], int] | None = None
@@ -88,10 +89,15 @@ class FederatedState:
         """The reports that clients give from their local training, and the norms that the server takes itself."""
         self.numbers_up = len(extra_reports(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
-        weight = None if self.private is None else 1 / self.private.size
-        secure, last = secure_rule(self.algorithm) is not None, self.clients.last
-        seed = None if self.private is None else self.private.cohort_seed
-        self.sampler = CohortSampler(self.task, self.backend, chosen, self.availability, last, weight, secure, seed)
+        self._size = None if self.private is None else self.private.size
+        given = (self.task, self.backend, chosen, self.availability, self.clients.last)
+        self.sampler = CohortSampler(
+            *given,
+            weight=None if self._size is None else 1 / self._size,
+            secure=secure_rule(self.algorithm) is not None,
+            seed=None if self.private is None else self.private.cohort_seed,
+            private=self.private is not None,
+        )
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
         self._lr_on_device: tuple[float, Tensor] | None = None
@@ -106,8 +112,8 @@ class FederatedState:
             t=self.t,
             lr=self._lr_on_device[1],
             N=len(self.task.data),
-            S=cohort.ids.shape[0] if self.private is None else max(1, round(self.private.size)),
-            W=cohort.W if self.private is None else 1.0,
+            S=cohort.ids.shape[0] if self._size is None else max(1, round(self._size)),
+            W=cohort.W if self._size is None else 1.0,
             layers=self.task.model.layers,
             seed=self.task.seed,
             device=self.x.device,

@@ -11,5 +11,7 @@ Example:
 
 from .accounting import epsilon, plan
 from .gaussian import Gaussian
+from .local import Local
+from .matrix_factorization import MatrixFactorization
 
-__all__ = ["Gaussian", "epsilon", "plan"]
+__all__ = ["Gaussian", "Local", "MatrixFactorization", "epsilon", "plan"]

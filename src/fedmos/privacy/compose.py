@@ -24,13 +24,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .. import rng
 from ..algorithm import Algorithm, ClientContext, Context, Field, Reduce, Vectors
 from ..core.composition import recast, subclass
 from .clipping import Clipped, norm
-from .gaussian import Gaussian
-from .noise import Noise, SeededNoise
+from .matrix_factorization import next_noise, stored_shapes
+from .mechanism import Mechanism
+from .noise import Noise, SeededNoise, noise_key
 from .reads import reads_attribute
-from .sums import BELOW, BOUND, Group, PrivateSums, private_sums
+from .sums import BELOW, BOUND, NOISE, Group, PrivateSums, private_sums
 
 _ADAPTATION = 0.2
 """The step size of the logarithm of the bound."""
@@ -40,7 +42,7 @@ _ROUNDING = 1e-4
 
 
 def with_privacy(
-    algorithm: Algorithm, privacy: Gaussian | None, *, size: float, clients: int, steps: int | None
+    algorithm: Algorithm, privacy: Mechanism | None, *, size: float, clients: int, steps: int | None
 ) -> Algorithm:
     """Return the algorithm with clipped uploads and noisy sums.
 
@@ -108,7 +110,7 @@ def exceeded_bound(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vect
 @cache
 def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     """Return a subclass of `kind` with this mechanism: one for all runs that have it, so that runs can merge."""
-    mixin = _Private if sums.count_multiplier is None else _Adaptive
+    mixin = _Adaptive if sums.count_multiplier is not None else _Correlated if sums.bands > 1 else _Private
     return subclass(kind, mixin, _privacy_sums=sums, _privacy_base=kind)
 
 
@@ -209,6 +211,66 @@ class _Adaptive(_Private):
 
     def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
         return group.bound if group.names == (BELOW,) else state[BOUND]
+
+
+class _Correlated(_Private):
+    """A private algorithm whose noise is correlated over rounds: row t of W = C⁻¹ Z; see `next_noise`.
+
+    The server stores the last rows of W for each upload.
+    """
+
+    @property
+    def server_state(self) -> Sequence[Field]:
+        alone, rows = self._privacy_alone(), self._privacy_sums.bands - 1
+        kept: list[Field] = []
+        for phase, declared in (("train", alone.up), ("prepare", alone.prepare_up)):
+            shapes = stored_shapes(type(self).__name__, declared, rows)
+            kept += [(_stored(phase, name), shape) for name, shape in shapes.items()]
+        return (*alone.server_state, *kept)
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        now = self._privacy_rows_now(state, ctx)
+        returned = super().server(x, _replaced(state, {**state, **_renamed(now, _NOW)}), agg, ctx)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict)):
+            return returned
+        return returned[0], returned[1] | self._privacy_advanced(state, now)
+
+    def idle(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
+        now = self._privacy_rows_now(state, ctx)
+        return super().idle(x, state, ctx) | self._privacy_advanced(state, now)
+
+    def _privacy_noisy(self, phase: str, upload: str, total: Tensor, state: Vectors, ctx: Context) -> Tensor:
+        groups, name = self._privacy_sums.groups, _stored(phase, upload)
+        group = next(one for one in groups if one.phase == phase and upload in one.names)
+        noise = state[_NOW + name] if _NOW + name in state else self._privacy_row(phase, upload, state, ctx)
+        return total + self._privacy_sums.multiplier(group, groups) * group.bound * noise.view(total.shape).to(total)
+
+    def _privacy_row(self, phase: str, upload: str, state: Vectors, ctx: Context) -> Tensor:
+        """Return the noise on a sum in this round, with Z of variance one."""
+        before = state[_stored(phase, upload)]
+        return next_noise(before, rng.normal(noise_key(ctx.key, phase, upload), before[0].numel()))
+
+    def _privacy_rows_now(self, state: Vectors, ctx: Context) -> Vectors:
+        """Return the noise of this round on all sums, whether they are released in it or not."""
+        sums = [(group.phase, upload) for group in self._privacy_sums.groups for upload in group.names]
+        return {_stored(phase, upload): self._privacy_row(phase, upload, state, ctx) for phase, upload in sums}
+
+    def _privacy_advanced(self, state: Vectors, now: Vectors) -> Vectors:
+        """Return the stored rows after this round, newest first."""
+        return {name: torch.cat([row[None], state[name][:-1]]) for name, row in now.items()}
+
+
+_NOW = "now."
+"""The names of the noise of this round, which the server computes once, begin with this."""
+
+
+def _stored(phase: str, upload: str) -> str:
+    """Return the name of the stored noise on a sum."""
+    return f"{NOISE}{upload}" if phase == "train" else f"{NOISE}{phase}.{upload}"
+
+
+def _renamed(vectors: Vectors, prefix: str) -> Vectors:
+    return {prefix + name: v for name, v in vectors.items()}
 
 
 def _replaced(vectors: Vectors, by: Vectors) -> Vectors:

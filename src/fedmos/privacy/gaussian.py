@@ -1,19 +1,16 @@
-"""The option `privacy`."""
+"""Independent noise on the sums of every round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..core.formatting import format_value
-from ..core.validation import LARGE, Rule, boolean, check, non_negative, none, positive, require
-
-_probability = Rule("in (0, 1)", lambda v: positive.test(v) and v < 1)
+from ..core.validation import boolean, check
+from .mechanism import Mechanism
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Mechanism):
     """The Gaussian mechanism on the sums of clients' uploads: (ε, δ)-differential privacy of each client.
 
     The uploads of a client in a round are scaled down to norm `clip`. Each sum of uploads gets noise of standard
@@ -38,32 +35,10 @@ class Gaussian:
         8.0
     """
 
-    clip: float | Mapping[str, float]
-    noise_multiplier: float
-    delta: float
-    budget: float | None = None
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clip", _bounds(self.clip))
-        check(
-            self,
-            noise_multiplier=non_negative.up_to(LARGE),
-            delta=_probability,
-            budget=positive | none,
-            adaptive=boolean,
-        )
+        super().__post_init__()
+        check(self, adaptive=boolean)
         if self.adaptive and isinstance(self.clip, Mapping):
             raise ValueError("Gaussian: 'clip' must be a number where 'adaptive' is true, got bounds by name")
-
-
-def _bounds(clip: Any) -> Any:
-    """Return the validated option `clip`."""
-    if not isinstance(clip, Mapping):
-        require("Gaussian", "clip", clip, Rule("> 0, or bounds > 0 by upload", positive.test, LARGE))
-        return clip
-    if not clip or not all(isinstance(name, str) for name in clip):
-        raise ValueError(f"Gaussian: 'clip' must map names of uploads to bounds, got {format_value(dict(clip))}")
-    for name, bound in clip.items():
-        require("Gaussian", f"clip[{name!r}]", bound, positive.up_to(LARGE))
-    return {str(name): float(bound) for name, bound in clip.items()}

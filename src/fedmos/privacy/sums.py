@@ -9,11 +9,15 @@ from typing import NamedTuple
 from ..algorithm import Algorithm, Field
 from ..core.validation import suggest
 from .gaussian import Gaussian
+from .matrix_factorization import MatrixFactorization
+from .mechanism import Mechanism
 
 BOUND = "privacy.clip"
 """The name of an adaptive bound, which is server state and is sent to clients."""
 BELOW = "privacy.below"
 """The name of the upload of ½ for an update within the adaptive bound and −½ for one that is clipped."""
+NOISE = "privacy.noise."
+"""The names of the stored noise of correlated sums, which is server state, begin with this."""
 
 
 class Group(NamedTuple):
@@ -37,6 +41,8 @@ class PrivateSums(NamedTuple):
     """The number of local steps K, where it is the same for all clients."""
     count_multiplier: float | None = None
     """z_b, where the bound is adaptive."""
+    bands: int = 1
+    """The number of coefficients of correlated noise; 1 for independent noise."""
 
     def multiplier(self, group: Group, groups: Sequence[Group]) -> float:
         """Return the noise multiplier of one of the groups of a round; the sum of their z⁻² is that of the round."""
@@ -46,8 +52,11 @@ class PrivateSums(NamedTuple):
         return z_b if group.names == (BELOW,) else (z**-2 - z_b**-2) ** -0.5
 
     def in_round(self, prepares: bool) -> list[Group]:
-        """Return the groups that are uploaded in a round with or without the extra phase."""
-        return [group for group in self.groups if prepares or group.phase == "train"]
+        """Return the groups that share the noise of a round: those that are uploaded, with the extra phase or not.
+
+        Correlated noise has the same size in all rounds, so all groups share it.
+        """
+        return [group for group in self.groups if prepares or self.bands > 1 or group.phase == "train"]
 
     def factor(self, rule: str) -> float:
         """Return the factor of a sum of uploads in place of the weights."""
@@ -64,12 +73,14 @@ class PrivateSums(NamedTuple):
 
 
 def private_sums(
-    algorithm: Algorithm, privacy: Gaussian, *, size: float, clients: int, steps: int | None
+    algorithm: Algorithm, privacy: Mechanism, *, size: float, clients: int, steps: int | None
 ) -> PrivateSums:
     """Return the numbers of the mechanism for an algorithm; see `fedmos.privacy.compose.with_privacy`."""
     _check_rules(algorithm, steps)
-    sums = PrivateSums(_groups(algorithm, privacy), float(privacy.noise_multiplier), size, clients, steps)
-    if not privacy.adaptive:
+    sums = PrivateSums(upload_groups(algorithm, privacy), float(privacy.noise_multiplier), size, clients, steps)
+    if isinstance(privacy, MatrixFactorization) and privacy.noise_multiplier > 0:
+        return sums._replace(bands=privacy.bands)
+    if not isinstance(privacy, Gaussian) or not privacy.adaptive:
         return sums
     if algorithm.prepare_up:
         raise ValueError(
@@ -97,19 +108,20 @@ def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
             )
 
 
-def _groups(algorithm: Algorithm, privacy: Gaussian) -> tuple[Group, ...]:
+def upload_groups(algorithm: Algorithm, privacy: Mechanism) -> tuple[Group, ...]:
     """Return the groups of uploads that are clipped together."""
     uploads = {"train": _names(algorithm.up), "prepare": _names(algorithm.prepare_up)}
     if not isinstance(privacy.clip, Mapping):
         return tuple(Group(phase, names, float(privacy.clip)) for phase, names in uploads.items() if names)
+    mechanism = type(privacy).__name__
     owner, known = type(algorithm).__name__, (*uploads["train"], *uploads["prepare"])
     for name in privacy.clip:
         if name not in known:
             got = f"{name!r}{suggest(name, known)}"
-            raise ValueError(f"Gaussian: 'clip' must name uploads of {owner} ({', '.join(known)}), got {got}")
+            raise ValueError(f"{mechanism}: 'clip' must name uploads of {owner} ({', '.join(known)}), got {got}")
     for name in known:
         if name not in privacy.clip:
-            raise ValueError(f"Gaussian: 'clip' must have a bound for each upload of {owner}, got none for {name!r}")
+            raise ValueError(f"{mechanism}: 'clip' must have a bound for each upload of {owner}, got none for {name!r}")
     return tuple(Group(phase, (name,), privacy.clip[name]) for phase, names in uploads.items() for name in names)
 
 

@@ -8,14 +8,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithm import Algorithm
-from ..engine.cohort_size import cohort_size
+from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.state import PrivateRun
 from ..local.adam import Adam
 from ..privacy.accounting import Accountant, accountant
+from ..privacy.at_clients import with_local_privacy
 from ..privacy.compose import remembers, with_privacy
+from ..privacy.gaussian import Gaussian
+from ..privacy.local import Local
+from ..privacy.matrix_factorization import MatrixFactorization
 from ..privacy.noise import SecretStreams
-from ..privacy.sampling import CohortSampling, sampling_of
+from ..privacy.participation import scheduled
+from ..privacy.sampling import CohortSampling, private_selector, sampling_of
 from ..selection.availability import Always
+from ..selection.selector import Selector
 from .early_stopping import EarlyStopping
 
 if TYPE_CHECKING:
@@ -24,12 +30,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("fedmos")
 
 
-def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
-    """Return the algorithm, which is composed with all other options, with the option `privacy`."""
-    if spec.privacy is None:
+def compose_at_clients(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with local privacy, if the run has it: noise comes before codecs, on what clients send."""
+    if not isinstance(spec.privacy, Local):
         return algorithm
-    _check_options(spec)
+    _check_data(spec)
+    _sampling(spec, algorithm)
+    return with_local_privacy(algorithm, spec.privacy)
+
+
+def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm, which is composed with all other options, with noise on its sums, if the run has it."""
+    if spec.privacy is None or isinstance(spec.privacy, Local):
+        return algorithm
+    _check_data(spec)
+    _check_cohorts(spec)
     sampling = _sampling(spec, algorithm)
+    if isinstance(spec.privacy, MatrixFactorization):
+        scheduled(_selector(spec), sampling.clients)
     return with_privacy(algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps)
 
 
@@ -37,7 +55,18 @@ def private_run(spec: RunSpec, secret: SecretStreams | None = None) -> PrivateRu
     """Return what the engine needs to know of a private run."""
     if (account := _accountant(spec)) is None:
         return None
-    return PrivateRun(account.sampling.size, account.epsilon, None if secret is None else secret.cohort_seed)
+    size = None if isinstance(spec.privacy, Local) else account.sampling.size
+    return PrivateRun(size, account.epsilon, None if secret is None else secret.cohort_seed)
+
+
+def has_noisy_sums(spec: RunSpec) -> bool:
+    """Return whether sums are private as a whole: cohorts are hidden, and what clients upload is clipped only."""
+    return spec.privacy is not None and not isinstance(spec.privacy, Local)
+
+
+def selector_of(spec: RunSpec) -> Selector:
+    """Return the selector of the run: under noise on sums, the one whose cohorts the accountant assumes."""
+    return private_selector(spec.selection) if has_noisy_sums(spec) else spec.selection
 
 
 def affordable_rounds(spec: RunSpec) -> int:
@@ -66,7 +95,7 @@ def describe_privacy(spec: RunSpec) -> None:
     if (account := _accountant(spec)) is None or spec.privacy is None:
         return
     sampling, spent = account.sampling, account.epsilon(affordable_rounds(spec))
-    if sampling.law == "none":
+    if sampling.law == "none" and isinstance(spec.privacy, Gaussian):
         _log.warning("Privacy is not amplified by sampling because %s", sampling.why)
     if spec.privacy.delta * sampling.clients >= 1:
         _log.warning("Privacy: 'delta' should be less than 1/N = %.2g, got %g", 1 / sampling.clients, account.delta)
@@ -76,7 +105,8 @@ def describe_privacy(spec: RunSpec) -> None:
                 "Privacy: ε does not count that %s, computed from the clients' data, decides on a model", metric
             )
     text = "∞" if math.isinf(spent) else f"{spent:.3g}"
-    _log.info("Privacy: ε = %s at δ = %g (%s one client)", text, account.delta, sampling.adjacency)
+    meaning = "local, any data" if isinstance(spec.privacy, Local) else f"{sampling.adjacency} one client"
+    _log.info("Privacy: ε = %s at δ = %g (%s)", text, account.delta, meaning)
 
 
 def _deciding_metrics(spec: RunSpec) -> list[str]:
@@ -88,7 +118,12 @@ def _deciding_metrics(spec: RunSpec) -> list[str]:
 def _accountant(spec: RunSpec) -> Accountant | None:
     if spec.privacy is None:
         return None
-    return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public))
+    return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public), _selector(spec))
+
+
+def _selector(spec: RunSpec) -> Selector:
+    """Return the selector with over-selection."""
+    return spec.selection if spec.system is None else over_selecting(spec.selection, spec.system, len(spec.data))
 
 
 def _sampling(spec: RunSpec, algorithm: Algorithm) -> CohortSampling:
@@ -102,8 +137,8 @@ def _sampling(spec: RunSpec, algorithm: Algorithm) -> CohortSampling:
     )
 
 
-def _check_options(spec: RunSpec) -> None:
-    """Refuse options that reveal more than the noisy sums."""
+def _check_cohorts(spec: RunSpec) -> None:
+    """Refuse options that reveal more of a cohort than the noisy sums."""
     if spec.update_norms:
         raise ValueError(
             "Cannot use privacy= with update_norms because the norms of single updates would be recorded without "
@@ -114,6 +149,10 @@ def _check_options(spec: RunSpec) -> None:
             "Cannot use privacy= with a quorum because an abandoned round reveals how many clients took part; use "
             "System(quorum=0)"
         )
+
+
+def _check_data(spec: RunSpec) -> None:
+    """Refuse options by which clients' data are used without noise."""
     if spec.class_weights == "balanced":
         raise ValueError(
             "Cannot use privacy= with class_weights='balanced' because the numbers of samples of each class would be "

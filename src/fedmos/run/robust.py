@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..aggregation import Mean, Secure
 from ..algorithm import Algorithm
 from ..engine.row_rules import RowRule, with_row_rule
+from .private import has_noisy_sums
 from .secure import check_cohort, compose_securely
 
 if TYPE_CHECKING:
@@ -23,12 +24,12 @@ def compose_robustly(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     attack = spec.attack if spec.attack is not None and spec.attack.forges else None
     if spec.aggregation is None and attack is None:
         return algorithm
-    if spec.privacy is not None and spec.aggregation is not None:
+    if has_noisy_sums(spec) and spec.aggregation is not None:
         raise ValueError(
             f"Cannot use aggregation={spec.aggregation} with 'privacy' because its noise is that of a sum, which one "
             "client moves by the clipping bound at most; use one of them"
         )
-    if spec.privacy is not None:
+    if has_noisy_sums(spec):
         raise ValueError(
             f"Cannot use attack={attack} with 'privacy' because hostile clients would not clip what they upload, and "
             "the server sees sums only; use an attack on data, such as fm.attacks.LabelFlip"

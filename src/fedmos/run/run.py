@@ -31,7 +31,6 @@ from ..evaluation.measurable import measurable
 from ..evaluation.user_metrics import choose_metrics, measure
 from ..privacy.compose import with_noise
 from ..privacy.noise import SecretStreams
-from ..privacy.sampling import private_selector
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
@@ -43,7 +42,7 @@ from .early_stopping import EarlyStopping
 from .hostile import hostile_clients, poisoned
 from .info import RunInfo
 from .preflight import check_metric, check_target
-from .private import affordable_rounds, describe_privacy, private_run
+from .private import affordable_rounds, describe_privacy, private_run, selector_of
 from .repeatability import repeatable
 from .result import Result
 from .resume import check_unchanged
@@ -169,7 +168,7 @@ class Run:
         state = FederatedState(
             task=task,
             algorithm=algorithm,
-            selector=spec.selection if spec.privacy is None else private_selector(spec.selection),
+            selector=selector_of(spec),
             backend=make_backend(setting),
             lr_decay=spec.lr_decay,
             rounds=spec.rounds,

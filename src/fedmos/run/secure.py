@@ -16,6 +16,7 @@ from ..engine.declaration import names_of
 from ..engine.secure_sums import SecureRule, with_secure_sums
 from ..privacy.compose import clipping_bounds
 from ..selection.selector import thins
+from .private import has_noisy_sums
 
 if TYPE_CHECKING:
     from .spec import RunSpec
@@ -33,7 +34,7 @@ def compose_securely(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     named = secure.bound if isinstance(secure.bound, Mapping) else {}
     default = None if isinstance(secure.bound, Mapping) or secure.bound is None else float(secure.bound)
     clients = None
-    if spec.privacy is not None:
+    if has_noisy_sums(spec):
         named, clients = _private_bounds(secure, algorithm), len(spec.data)
     bounds = tuple(sorted((name, float(bound)) for name, bound in named.items()))
     return with_secure_sums(algorithm, SecureRule(secure.bits, bounds, default, float(secure.threshold), clients))
@@ -42,7 +43,7 @@ def compose_securely(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
 def check_cohort(spec: RunSpec, S: int) -> None:
     """Refuse a ring that is too small for cohorts of S clients."""
     if isinstance(spec.aggregation, Secure):
-        clients = S if spec.privacy is None else len(spec.data)
+        clients = len(spec.data) if has_noisy_sums(spec) else S
         Quantizer.of(spec.aggregation.bits, bound=1.0, total=1.0, clients=clients)
 
 

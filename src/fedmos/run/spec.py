@@ -41,7 +41,7 @@ from ..engine.simulated_clock import System
 from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local, is_local
 from ..local.compose import with_local
-from ..privacy.gaussian import Gaussian
+from ..privacy.mechanism import Mechanism
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from ..storage.checkpoint_schedule import CheckpointInterval, interval_rule
@@ -49,7 +49,7 @@ from .batchnorm import apply_batchnorm
 from .callback_list import OnRound, check_callback
 from .decay import compare_decay, convert_decay, is_decay, record_decay
 from .options import instance_of, option, options, options_of
-from .private import compose_privately
+from .private import compose_at_clients, compose_privately
 from .robust import compose_robustly
 
 
@@ -226,10 +226,10 @@ class RunSpec:
         record=record_link,
         shared=True,
     )
-    privacy: Gaussian | None = option(
+    privacy: Mechanism | None = option(
         "Differential privacy of each client, e.g. `fm.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-5)`: "
-        "uploads are clipped and sums get noise; see docs/privacy.md.",
-        instance_of(Gaussian, "a fedmos.privacy.Gaussian"),
+        "uploads are clipped and sums, or uploads, get noise; see docs/privacy.md.",
+        instance_of(Mechanism, "a mechanism of fedmos.privacy"),
         default=None,
         record=_record_object,
         shared=True,
@@ -410,8 +410,9 @@ class RunSpec:
 
     @cached_property
     def algorithm_in_public(self) -> Algorithm:
-        """The algorithm with local optimisers, codecs and the clients' BatchNorm state, without privacy."""
-        coded = with_codecs(with_local(self.algorithm, self.local), self.uplink, self.downlink)
+        """The algorithm with local optimisers, local privacy, codecs and BatchNorm state, without noise on sums."""
+        trained = compose_at_clients(self, with_local(self.algorithm, self.local))
+        coded = with_codecs(trained, self.uplink, self.downlink)
         if self.batchnorm == "local-affine" and any(vector.name == "x" for vector in coding_of(coded).down):
             raise ValueError(
                 "Cannot use 'downlink' with batchnorm='local-affine' because what a client holds of x contains its own "
