@@ -31,5 +31,5 @@ class Local(Mechanism):
         ...     privacy=fm.privacy.Local(clip=1.0, noise_multiplier=4.0, delta=1e-3),
         ... )
         >>> [round(record.epsilon, 2) for record in result.history]  # each client takes part in every second round
-        [1.23, 1.23, 1.87, 1.87]
+        [1.35, 1.35, 2.05, 2.05]
     """

@@ -46,7 +46,7 @@ class MatrixFactorization(Mechanism):
         ...     privacy=fm.privacy.MatrixFactorization(clip=1.0, noise_multiplier=2.0, delta=1e-3, bands=5),
         ... )
         >>> round(result.history[-1].epsilon, 2)
-        1.64
+        1.77
     """
 
     bands: int = 16
