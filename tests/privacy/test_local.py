@@ -215,3 +215,11 @@ def test_an_attack_does_not_prove_more_than_epsilon():
     epsilon = fm.privacy.epsilon(2.4, rounds=1, delta=DELTA, selection=fm.Full(), clients=1, mechanism="Local")
     assert 0.1 < lower_bound(sent(1.0, 2.4, 0), sent(-1.0, 2.4, 1)) < epsilon
     assert lower_bound(sent(1.0, 0.24, 0), sent(-1.0, 0.24, 1)) > epsilon
+
+
+def test_secure_aggregation_adds_noisy_uploads():
+    """Values beyond 'clip' are noise, and are not clamped."""
+    how = {"selection": fm.Uniform(m=4)}
+    plain, secure = (run(fm.FedAvg(lr=LR), aggregation=rule, **how) for rule in (None, fm.aggregation.Secure(bits=40)))
+    close(plain.params, secure.params, 1e-6)
+    assert sum(record.saturated for record in secure.history) == 0
