@@ -84,7 +84,8 @@ def secure_sums(task: Task, declaration: Declaration, phase: Phase, cohort: Coho
     """Return the sums of integers of a phase; None for an algorithm without secure aggregation."""
     if secure_rule(declaration.algorithm) is None:
         return None
-    return SecureSums(declaration, phase, upload_factors(task, declaration.rules(phase), cohort.ids, cohort.weights))
+    factors = upload_factors(task, declaration.rules(phase), cohort.ids, cohort.weights)
+    return SecureSums.of(declaration, phase, factors)
 
 
 class PartialUpdate:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..aggregation.ring import Quantizer
+from ..aggregation.ring import Quantizer, Ring
 from ..aggregation.secure import NUMBER_BITS, Secure
 from ..algorithm import Algorithm, Vectors
 from ..core.composition import recast, subclass
@@ -96,27 +96,43 @@ def summed_vectors(declaration: Declaration, phase: Phase) -> dict[str, SummedVe
         shape, factor = declaration.up(phase)[upload], _factor(how)
         vector = shape[-1:] == (declaration.layers.size,)
         bits, bound = rule.bits if vector else NUMBER_BITS, rule.bound(upload, vector=vector)
-        found[f"{factor} {upload}"] = SummedVector(upload, factor, shape, bits, bound)
+        found[_key((upload, how))] = SummedVector(upload, factor, shape, bits, bound)
     return found
 
 
 class SecureSums:
     """The sums of a phase of one cohort, as sums of integers."""
 
-    def __init__(self, declaration: Declaration, phase: Phase, factors: Mapping[str, Tensor]) -> None:
-        """`factors`: by declared sum, the factor of each client of the whole cohort; see `upload_factors`."""
+    def __init__(self, declaration: Declaration, phase: Phase, steps: Mapping[str, float]) -> None:
+        """`steps`: by vector, the step of its integers."""
         rule = secure_rule(declaration.algorithm)
         assert rule is not None
         self.rules = declaration.rules(phase)
         self.vectors, self.counts = summed_vectors(declaration, phase), not rule.private
         """`counts`: whether values above their bounds are counted."""
-        self.quantizers = {}
-        for key, given in self.by_vector(factors).items():
-            vector, S = self.vectors[key], rule.clients or len(given)
-            total = float(S if rule.private else sum(given.abs().tolist()))
-            self.quantizers[key] = Quantizer.of(
-                vector.bits, bound=vector.bound, total=total, clients=S, toward_zero=rule.private
-            )
+        self.quantizers = {
+            key: Quantizer(Ring(vector.bits), vector.bound, steps[key], toward_zero=rule.private)
+            for key, vector in self.vectors.items()
+        }
+
+    @classmethod
+    def of(cls, declaration: Declaration, phase: Phase, factors: Mapping[str, Tensor]) -> SecureSums:
+        """Return the sums of a cohort.
+
+        Args:
+            declaration: The declarations of the algorithm.
+            phase: The phase.
+            factors: By declared sum, the factor of each client of the whole cohort; see `upload_factors`.
+        """
+        rule = secure_rule(declaration.algorithm)
+        assert rule is not None
+        rules, steps = declaration.rules(phase), {}
+        for name, given in factors.items():
+            key, S = _key(rules[name]), rule.clients or len(given)
+            vector, total = summed_vectors(declaration, phase)[key], sum(given.abs().tolist())
+            total = float(S) if rule.private else total
+            steps[key] = Quantizer.of(vector.bits, bound=vector.bound, total=total, clients=S).step
+        return cls(declaration, phase, steps)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -124,9 +140,14 @@ class SecureSums:
         counts: dict[str, tuple[int, ...]] = {SATURATED: ()} if self.counts else {}
         return {key: vector.shape for key, vector in self.vectors.items()} | counts
 
+    @property
+    def bits(self) -> dict[str, int]:
+        """The bits of the sums of integers."""
+        return {key: self.vectors[key].bits if key in self.vectors else NUMBER_BITS for key in self.shapes}
+
     def by_vector(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the factors of each vector from those of the declared sums."""
-        return {self._key(name): v for name, v in factors.items()}
+        return {_key(self.rules[name]): v for name, v in factors.items()}
 
     def encode(self, uploads: Vectors, factors: Mapping[str, Tensor]) -> Vectors:
         """Return the sums of the integers of several clients.
@@ -151,11 +172,12 @@ class SecureSums:
     def decode(self, sums: Mapping[str, Tensor], scales: Mapping[str, float], x: Tensor) -> Vectors:
         """Return the declared sums, times their scales, in the dtype of x."""
         decoded = {key: quantizer.decode(sums[key]) for key, quantizer in self.quantizers.items()}
-        return {name: (scales[name] * decoded[self._key(name)]).to(x.dtype) for name in self.rules}
+        return {name: (scales[name] * decoded[_key(pair)]).to(x.dtype) for name, pair in self.rules.items()}
 
-    def _key(self, name: str) -> str:
-        upload, how = self.rules[name]
-        return f"{_factor(how)} {upload}"
+
+def _key(pair: tuple[str, str]) -> str:
+    """Return the name of the vector for a declared sum: an upload and a rule."""
+    return f"{_factor(pair[1])} {pair[0]}"
 
 
 def _factor(rule: str) -> str:

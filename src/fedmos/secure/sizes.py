@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-KEYS = 64
-"""Two public keys of 32 bytes: for masks and for the encryption of shares."""
-SHARE = 33
-"""A share of a secret of 32 bytes."""
+SECRET = 32
+"""A private key, or a seed."""
+KEYS = 3 * SECRET
+"""Two public keys, for masks and for the encryption of shares, and the hash of the seed of a client's own mask."""
+SHARE = SECRET + 1
+"""A share of a secret."""
 SEALED = 2 * SHARE + 16
 """The encrypted shares of two secrets, with an authentication tag."""
 
