@@ -27,6 +27,7 @@ from .engine.simulated_clock import Constant, LogNormal, PerClient, System
 from .evaluation import analysis
 from .evaluation import diagnostics as _diagnostics
 from .evaluation.diagnostics import Diagnostics
+from .evaluation.evaluate_clients import EvaluateClients
 from .run import tracking as _tracking
 from .run.api import run
 from .run.early_stopping import EarlyStopping
@@ -65,6 +66,7 @@ __all__ = [
     "DivergenceError",
     "EarlyStopping",
     "Encoding",
+    "EvaluateClients",
     "FederatedData",
     "Gradient",
     "History",

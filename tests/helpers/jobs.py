@@ -34,6 +34,14 @@ def federation() -> fm.FederatedData:
     return fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=20, seed=0)
 
 
+@cache
+def tested_federation() -> fm.FederatedData:
+    """A federation with test samples of clients, some of which take no part."""
+    digits = fm.datasets.load("digits")
+    data = digits.partition(fm.partition.ByClass(classes=2, size=(4, 22)), clients=20, seed=0, holdout=0.3)
+    return data.split_clients(0.2)[0]
+
+
 def train(combination: str, out: Path | None, **changes: Any) -> fm.Result:
     algorithm, selection = COMBINATIONS[combination]
     arguments = {
@@ -117,6 +125,11 @@ def digest(run: Path) -> str:
         sha.update(json.dumps([record.cohort, record.weights, record.train_loss, record.accuracy]).encode())
         if record.update_norms is not None:
             sha.update(json.dumps(record.update_norms).encode())
+        if record.client_metrics is not None:
+            sha.update(json.dumps([record.personal_accuracy, record.client_metrics]).encode())
+    if result.client_evaluation is not None:
+        for name, scores in sorted(result.client_evaluation.values.items()):
+            sha.update(name.encode() + scores.numpy().tobytes())
     if result.best is not None:
         sha.update(json.dumps([result.best.round, *result.best.params.tolist()]).encode())
     return sha.hexdigest()

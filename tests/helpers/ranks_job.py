@@ -100,6 +100,12 @@ HARD = {
         "model": normalised(),
         "batchnorm": "local-affine",
     },
+    "evaluation of clients": {
+        "algorithm": fm.Ditto(lr=0.05),
+        "selection": fm.Uniform(m=5),
+        "data": jobs.tested_federation(),
+        "evaluate_clients": fm.EvaluateClients(every=3, finetune_steps=2),
+    },
     "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
     "numbers": {"algorithm": fm.FedExP(lr=0.05, average=True), "selection": fm.Uniform(m=5)},
     "another start": {"algorithm": fm.FedACG(lr=0.05), "selection": fm.Uniform(m=5)},
@@ -199,7 +205,7 @@ def threads_of_ranks(folder: Path) -> list[dict[str, list[str]]]:
     return [json.loads((folder / f"threads-{number}.json").read_text()) for number in range(2)]
 
 
-SOME = ("a clock, some late", "coded messages", "privacy", "BatchNorm state that clients keep", "every declared shape")
+SOME = ("a clock, some late", "coded messages", "privacy", "evaluation of clients", "every declared shape")
 
 
 def main(everything: bool) -> None:

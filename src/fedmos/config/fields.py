@@ -12,8 +12,9 @@ from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.losses import NAMES
 from ..core.metric_functions import METRIC_CLASSES
-from ..core.metric_names import target_rule
+from ..core.metric_names import is_client_metric, target_rule
 from ..core.validation import Rule, suggest
+from ..data.subset import SHARE
 from .errors import InvalidValue, table_error
 from .own_classes import is_own, plain_name
 
@@ -118,7 +119,8 @@ def _target(v: Any, info: ValidationInfo) -> Any:
         raise ValueError("must be a table of metrics and numbers")
     own = has_own_metrics(info.data.get("metrics"))  # whether the run measures the metric is checked later
     for metric, value in v.items():
-        if metric not in TARGETS and not own:
+        of_clients = info.data.get("evaluate_clients") is not None and is_client_metric(str(metric))
+        if metric not in TARGETS and not own and not of_clients:
             raise InvalidValue(f"must name one of {', '.join(TARGETS)}", suggest(str(metric), TARGETS))
         fault = target_rule(metric).fault(value)
         if fault is not None:
@@ -137,6 +139,7 @@ _short = validate.text_up_to(200)
 Positive = Annotated[float, obeys(validate.positive)]
 NonNegative = Annotated[float, obeys(validate.non_negative)]
 Fraction = Annotated[float, obeys(validate.fraction)]
+Share = Annotated[float, obeys(SHARE)]
 AtLeastOne = Annotated[float, obeys(validate.at_least_one)]
 Count = Annotated[int, obeys(validate.count)]
 ByChannel = Annotated[float | tuple[float, ...], _by_channel(validate.number)]

@@ -23,7 +23,7 @@ from .fields import (
     obeys,
     one_of_names,
 )
-from .tables import DataConfig, SystemConfig
+from .tables import DataConfig, EveryOrTable, SystemConfig
 
 TOML_TYPES: dict[str, Any] = {
     "model": Choice,
@@ -39,6 +39,7 @@ TOML_TYPES: dict[str, Any] = {
     "privacy": Choice | None,
     "aggregation": Choice | None,
     "attack": Choice | None,
+    "evaluate_clients": EveryOrTable | None,
     "metrics": MetricNames | None,
     "target": Target | None,
     "device": DeviceName,

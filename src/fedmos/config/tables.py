@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Discriminator, Tag, model_validator
 
 from ..core.formatting import format_value, one_line
+from ..core.validation import whole_number
 from ..data import Augment, Dataset, FederatedData, Normalize, datasets
 from ..data.catalog import CATALOG
 from ..engine.simulated_clock import System
+from ..evaluation.evaluate_clients import EvaluateClients
 from . import registry
 from .build import build, construct, find, takes
 from .deploy import Deploy
@@ -30,8 +32,10 @@ from .fields import (
     Positive,
     Profile,
     Seed,
+    Share,
     Strict,
     non_empty_list,
+    obeys,
 )
 from .own_classes import is_own, plain_name
 
@@ -65,6 +69,10 @@ class DataConfig(Strict):
     augment: AugmentConfig | None = None
     test_samples: Count | None = None
     """Number of test samples to evaluate on, drawn at random; by default all."""
+    holdout: Share | None = None
+    """The share of each client's samples that become its own test samples; see `fedmos.Dataset.partition`."""
+    unseen: Share | None = None
+    """The share of clients that take no part in training; see `fedmos.FederatedData.split_clients`."""
     seed: Seed | None = None
     """Seed of the partition; by default the run's seed."""
     alpha: NonNegative | None = None
@@ -76,7 +84,8 @@ class DataConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
         synthetic, own = self.name == "synthetic", is_own(self.name)
-        foreign = ("root", "normalize", "augment", "partition", "test_samples") if synthetic else ("alpha", "beta")
+        of_sets = ("root", "normalize", "augment", "partition", "test_samples", "holdout")
+        foreign = of_sets if synthetic else ("alpha", "beta")
         for field in (*foreign, *(() if own else ("arguments",))):
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise table_error(f"{field}: has no part in the data set {one_line(self.name, 40)}")
@@ -101,6 +110,14 @@ class DataConfig(Strict):
     def make(self, seed: int, dataset: AnyData | None = None) -> FederatedData:
         """Make the federation, from `dataset` if it has been loaded before."""
         seed = seed if self.seed is None else self.seed
+        data = self._divided(seed, dataset)
+        if self.unseen is None:
+            return data
+        with error_location("data"):
+            return data.split_clients(self.unseen, seed)[0]
+
+    def _divided(self, seed: int, dataset: AnyData | None) -> FederatedData:
+        """Make the federation of all clients."""
         if self.name == "synthetic":
             given = {f: getattr(self, f) for f in ("alpha", "beta", "clients") if getattr(self, f) is not None}
             with error_location("data"):
@@ -114,7 +131,7 @@ class DataConfig(Strict):
             return self._partitioned_already(dataset)
         assert dataset is not None
         with error_location("data.partition"):
-            return dataset.partition(scheme, self.clients, seed)
+            return dataset.partition(scheme, self.clients, seed, self.holdout)
 
     def _takes_seed(self) -> bool:
         return is_own(self.name) and takes("data.name", self.name, "seed")
@@ -140,13 +157,33 @@ class DataConfig(Strict):
         return data.fewer_tests(self.test_samples) if isinstance(data, Dataset) and self.test_samples else data
 
     def _partitioned_already(self, data: FederatedData) -> FederatedData:
-        for field in ("clients", "partition", "test_samples"):
+        for field in ("clients", "partition", "test_samples", "holdout"):
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise ConfigError(
                     f"data.{field}: must be left out because {plain_name(self.name)} returns a federation, which is "
                     "partitioned already"
                 )
         return data
+
+
+class EvaluateClientsConfig(Strict):
+    """How clients are evaluated on their own test samples; see `fedmos.EvaluateClients`."""
+
+    every: Count = 1
+    sample: Count | None = None
+    finetune_steps: Annotated[int, obeys(whole_number)] = 0
+
+    def make(self) -> EvaluateClients:
+        """Construct the option."""
+        with error_location("evaluate_clients"):
+            return EvaluateClients(every=self.every, sample=self.sample, finetune_steps=self.finetune_steps)
+
+
+EveryOrTable = Annotated[
+    Annotated[Count, Tag("value")] | Annotated[EvaluateClientsConfig, Tag("table")],
+    Discriminator(lambda v: "table" if isinstance(v, dict | EvaluateClientsConfig) else "value"),
+]
+"""A number of rounds, or a table."""
 
 
 class SystemConfig(Strict):

@@ -16,17 +16,17 @@ from ..attacks import Attack
 from ..codecs.codec import Codec
 from ..core.formatting import format_value
 from ..core.losses import NAMES
+from ..core.metric_names import is_client_metric
 from ..core.validation import suggest, whole_number
 from ..data.federated import FederatedData
 from ..engine.task_check import check_fit
 from ..evaluation.diagnostics import Diagnostics
-from ..evaluation.measurable import measurable
-from ..evaluation.user_metrics import choose_metrics
 from ..privacy.mechanism import Mechanism
 from ..run.build import build_task
 from ..run.preflight import check_metric, check_parts, check_precision, check_target, find_device
 from ..run.result import Result
 from ..run.run import Run
+from ..run.run_metrics import run_metrics
 from ..run.spec import RunSpec
 from ..selection.availability import Availability
 from ..selection.selector import Selector
@@ -37,7 +37,7 @@ from .fields import TARGETS, Choice, Count, Flag, Name, Seed, Space, Strict, has
 from .options import option_fields
 from .own_classes import with_absolute_paths
 from .stored_model import build_model
-from .tables import DeployConfig
+from .tables import DeployConfig, EvaluateClientsConfig
 
 _BY_CALLER = ("algorithm", "selection", "seed", "out", "checkpoint_every")
 """Options that the caller of `Training.arguments` gives."""
@@ -123,6 +123,8 @@ class Training(TrainingOptions):
             check_precision(self.precision, given["dtype"], given["device"])
         if self.metrics is not None:
             given["metrics"] = build_metrics(self.metrics)
+        if isinstance(self.evaluate_clients, EvaluateClientsConfig):
+            given["evaluate_clients"] = self.evaluate_clients.make()
         given["system"] = None if self.system is None else self.system.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
@@ -169,7 +171,7 @@ def check_model_and_target(spec: RunSpec, target: Mapping[str, float] | None) ->
         task = build_task(replace(spec, precision=None), torch.device("cpu"), spec.data)
         check_fit(task)
     with error_location(""):
-        known = [*measurable(task), *choose_metrics(task, spec.metrics)]
+        known = run_metrics(spec, task).names
         check_target(target, known)
         check_metric("run", "keep_best", spec.keep_best, known)
     return known
@@ -223,7 +225,8 @@ class SweepConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_metric(self) -> SweepConfig:
-        if self.sweep.metric not in TARGETS and not has_own_metrics(self.metrics):
+        of_clients = self.evaluate_clients is not None and is_client_metric(self.sweep.metric)
+        if self.sweep.metric not in TARGETS and not has_own_metrics(self.metrics) and not of_clients:
             names, got = ", ".join(map(repr, TARGETS)), format_value(self.sweep.metric)
             raise table_error(f"sweep.metric: must be one of {names}, got {got}{suggest(self.sweep.metric, TARGETS)}")
         return self

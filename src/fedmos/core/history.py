@@ -75,15 +75,26 @@ class Record:
     """With the option `update_norms`, the norm of each client's update, in the order of `cohort`; None for a client
     whose update did not count, because it was late or not finite, or the round was abandoned."""
 
+    client_accuracy: float | None = None
+    """With the option `evaluate_clients`, the mean over clients of the accuracy on their own test samples."""
+    client_accuracy_worst: float | None = None
+    """The mean of the worst tenth of these accuracies."""
+    personal_accuracy: float | None = None
+    """The mean over clients of the accuracy of their own models on their own test samples."""
+    client_metrics: dict[str, float] | None = None
+    """Further summaries over clients, by name, in rounds in which clients are evaluated; see docs/metrics.md."""
+
     def value(self, metric: str) -> float | None:
-        """Return the value of a metric of `METRICS` or of `metrics`; None if the round has none."""
-        if metric in METRICS:
+        """Return the value of a metric; None if the round has none."""
+        if metric in METRICS or metric in CLIENT_METRICS:
             value: float | None = getattr(self, metric)
             return value
-        return (self.metrics or {}).get(metric)
+        return ((self.metrics or {}) | (self.client_metrics or {})).get(metric)
 
 
 METRICS = ("train_loss", "train_accuracy", "test_loss", "accuracy")
+CLIENT_METRICS = ("client_accuracy", "client_accuracy_worst", "personal_accuracy")
+"""The summaries over clients that are fields of a record."""
 
 
 class History:
@@ -121,7 +132,7 @@ class History:
     def summary(self) -> str:
         """Return rounds, the last value of every metric, and megabytes sent, in one line."""
         parts = [f"{len(self)} round{'' if len(self) == 1 else 's'}"]
-        for metric in (*METRICS, *self.metric_names):
+        for metric in (*METRICS, *self._user_metrics, *CLIENT_METRICS):
             values = (record.value(metric) for record in reversed(self._records))
             if (value := next((v for v in values if v is not None), None)) is not None:
                 parts.append(f"{metric} {value:.4g}")
@@ -131,8 +142,17 @@ class History:
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of the metrics in `Record.metrics`, over all rounds."""
+        """The names of the metrics beside `METRICS`, over all rounds; of those over clients, means and worst tenths."""
+        own = [name for name in CLIENT_METRICS if any(getattr(record, name) is not None for record in self._records)]
+        return [*self._user_metrics, *own, *(name for name in self._client_metrics if not _is_detail(name))]
+
+    @property
+    def _user_metrics(self) -> list[str]:
         return list(dict.fromkeys(name for record in self._records for name in record.metrics or ()))
+
+    @property
+    def _client_metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for record in self._records for name in record.client_metrics or ()))
 
     def append(self, record: Record) -> None:
         """Append the record of the next round."""
@@ -154,7 +174,8 @@ class History:
         """Return the first record whose metric reaches the target.
 
         Args:
-            metric: "train_loss", "train_accuracy", "test_loss", "accuracy", or a name in `Record.metrics`.
+            metric: "train_loss", "train_accuracy", "test_loss", "accuracy", a summary over clients such as
+                "client_accuracy", or a name in `Record.metrics`.
             target: The value to reach: from above for losses and errors, from below for others.
 
         Returns:
@@ -164,13 +185,18 @@ class History:
             ValueError: If there is no such metric.
         """
         known = (*METRICS, *self.metric_names)
-        if metric not in known:
+        if metric not in known and metric not in self._client_metrics:
             raise ValueError(f"'metric' must be one of {', '.join(known)}, got {metric!r}{suggest(metric, known)}")
         return next((r for r in self if reached(metric, r.value(metric), target)), None)
 
     def bytes_until(self, record: Record) -> int:
         """Return the bytes sent down and up in all rounds up to and including this one."""
         return sum(r.bytes_down + r.bytes_up for r in self._records[: record.round])
+
+
+def _is_detail(name: str) -> bool:
+    """Whether a summary over clients is a percentile or a weighted mean."""
+    return name.endswith("_weighted") or name[-4:-2] == "_p"
 
 
 def reached(metric: str, value: float | None, target: float) -> bool:

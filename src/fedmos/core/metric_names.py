@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
 from .validation import Rule, fraction, number
+
+_OF_CLIENTS = re.compile(r"(client|personal|finetuned|unseen_finetuned|unseen)_(\w+?)(_worst|_weighted|_p\d\d)?")
+
+
+def is_client_metric(metric: str) -> bool:
+    """Return whether a name can be that of a summary over clients, such as "client_accuracy_worst"."""
+    return _OF_CLIENTS.fullmatch(metric) is not None
 
 
 def is_loss(metric: str) -> bool:
     """Return whether smaller values of the metric are better, which its name tells."""
+    metric = _measure(metric)
     return metric.endswith(("loss", "error")) or metric in ("rmse", "mse", "mae")
 
 
 def target_rule(metric: str) -> Rule:
     """Return the rule that a target for the metric must meet."""
-    return fraction if metric in ("accuracy", "train_accuracy") else number
+    return fraction if _measure(metric) in ("accuracy", "train_accuracy") else number
+
+
+def _measure(metric: str) -> str:
+    """Return what a summary over clients is about, e.g. "accuracy"; other names stay as they are."""
+    found = _OF_CLIENTS.fullmatch(metric)
+    return metric if found is None else found[2]
 
 
 def improves(metric: str, value: float, best: float, min_delta: float = 0.0) -> bool:

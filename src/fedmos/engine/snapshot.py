@@ -21,6 +21,15 @@ class BestModel(NamedTuple):
     """The parameters, as those of `Snapshot`."""
 
 
+class ClientScores(NamedTuple):
+    """The scores of clients on their own test samples."""
+
+    round: int
+    """The round, from 1, after which they were evaluated."""
+    values: Vectors
+    """By name, e.g. "client_accuracy", the score of each client, float64, on the CPU; NaN for those not evaluated."""
+
+
 @dataclass(eq=False, kw_only=True)
 class Snapshot:
     """Everything that a run continues from. Random numbers follow from the seed and the round and need no state."""
@@ -43,3 +52,5 @@ class Snapshot:
     """Whether the run was stopped from outside before its last round."""
     best: BestModel | None = field(default=None, repr=False)
     """The best model so far, if the run keeps it (`keep_best`)."""
+    client_evaluation: ClientScores | None = field(default=None, repr=False)
+    """The last evaluation of clients, if the run evaluates them (`evaluate_clients`)."""

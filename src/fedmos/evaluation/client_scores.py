@@ -88,13 +88,11 @@ class ClientEvaluator:
         sizes = self._task.data.sizes[ids]
         table = torch.full((len(self.names), len(ids)), torch.nan, dtype=torch.float64)
         here = (sizes > 0).nonzero().flatten()
-        with evaluation_mode(self._task):
-            chunks = self._shared(ids, here) if isinstance(models, Tensor) else self._own(ids, here)
-            owner = torch.zeros(len(ids), dtype=torch.int64)
-            for positions, rank in chunks:
-                owner[positions] = rank
-                if rank == self._ranks.rank:
-                    table[:, positions] = self._scores(models, ids[positions])
+        owner = torch.zeros(len(ids), dtype=torch.int64)
+        for positions, rank in self._shared(ids, here) if isinstance(models, Tensor) else self._own(ids, here):
+            owner[positions] = rank
+            if rank == self._ranks.rank:
+                table[:, positions] = self._scores(models, ids[positions])
         if self._ranks.size > 1:
             tables = torch.stack(self._ranks.all_gather(table))
             table = tables.gather(0, owner.expand(1, *table.shape))[0]
@@ -132,7 +130,8 @@ class ClientEvaluator:
     @cached_property
     def _at_once(self) -> int:
         """The number of samples per batch."""
-        return samples_at_once(self._task, self._task.model.initial())
+        with evaluation_mode(self._task):
+            return samples_at_once(self._task, self._task.model.initial())
 
     def _scores(self, models: Tensor | ClientModels, ids: Tensor) -> Tensor:
         """Return the scores of a chunk of clients, (names, M)."""
@@ -141,7 +140,7 @@ class ClientEvaluator:
         if isinstance(models, Tensor):
             entries = torch.cat([torch.arange(int(data.offsets[i]), int(data.offsets[i + 1])) for i in ids.tolist()])
             return self._by_client(self._evaluate(models, entries), counts)
-        own = models(ids)
+        own = models(ids)  # which may train them
         if self._side_by_side(round_up(max(counts))) > 1:
             return self._by_client(self._evaluate_rows(own, ids), counts)
         return torch.cat([self._scores(x, one) for x, one in zip(own, ids.split(1), strict=True)], dim=1)
@@ -149,9 +148,11 @@ class ClientEvaluator:
     def _evaluate(self, x: Tensor, entries: Tensor) -> _Evaluated:
         """Evaluate one model at entries of the index, batch by batch."""
         task, parts = self._task, []
-        for part in entries.to(x.device).split(len(entries) if self._alone else self._at_once):
-            inputs, targets = task.samples(part)
-            parts.append(self._values(task.model(x, task.model.laid_out(inputs)), targets))
+        at_once = len(entries) if self._alone else self._at_once
+        with evaluation_mode(task):
+            for part in entries.to(x.device).split(at_once):
+                inputs, targets = task.samples(part)
+                parts.append(self._values(task.model(x, task.model.laid_out(inputs)), targets))
         return _Evaluated(torch.cat([one.values for one in parts], dim=1), [v for one in parts for v in one.outputs])
 
     def _evaluate_rows(self, models: Tensor, ids: Tensor) -> _Evaluated:
@@ -164,7 +165,8 @@ class ClientEvaluator:
         inputs, targets = task.samples(offsets[:, None] + torch.where(counted, columns, 0))
         if len(models) == 1:  # kernels for one client differ from those for several, and round differently
             models, inputs = models.expand(2, -1), inputs.expand(2, *inputs.shape[1:])
-        outputs = vmap(task.model)(models, inputs)[: len(ids)]
+        with evaluation_mode(task):
+            outputs = vmap(task.model)(models, inputs)[: len(ids)]
         return self._values(outputs[counted], targets[counted])
 
     def _values(self, outputs: Tensor, targets: Tensor) -> _Evaluated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,32 +16,65 @@ from .sample_weights import labelled
 
 _MOST = 201
 """The largest number of points of the distribution that a run stores."""
+_EACH = 1000
+"""The largest number of clients whose accuracy a run records by client."""
 
 
 def client_accuracy(task: Task, x: torch.Tensor) -> dict[str, Any]:
-    """Return the distribution over clients of the accuracy of x on their own training data.
+    """Return the distribution over clients of the accuracy of x on their own training data; empty without classes."""
+    accuracies = client_accuracies(task, x)
+    return {} if accuracies is None else distribution(accuracies, task.data.names)
+
+
+def distribution(accuracies: Tensor, names: Sequence[str] | None) -> dict[str, Any]:
+    """Return the distribution over clients of their accuracies; empty if none is known.
 
     Every client has the same weight. `sorted` lists the accuracies from the worst client to the best (evenly spaced
     quantiles if there are many clients); `worst_tenth` is the mean of the worst 10 %, rounded up. `clients` has the
     accuracy of each client by name, if clients have names and are not many.
-    Empty without classes.
+
+    Args:
+        accuracies: The accuracy of each client; NaN where it is not known.
+        names: The names of the clients.
     """
-    accuracies = client_accuracies(task, x)
-    if accuracies is None:
-        return {}
     ascending = accuracies[~accuracies.isnan()].sort().values
     if not len(ascending):
         return {}
     points = torch.linspace(0, len(ascending) - 1, min(_MOST, len(ascending)), dtype=torch.float64).round().long()
     found: dict[str, Any] = {
         "mean": float(ascending.mean()),
-        "worst_tenth": float(ascending[: -(len(ascending) // -10)].mean()),
+        "worst_tenth": worst_tenth(ascending),
         "sorted": ascending[points].tolist(),
     }
-    if len(accuracies) <= _MOST and task.data.names is not None:
-        by_name = zip(task.data.names, accuracies.tolist(), strict=True)
+    if len(accuracies) <= _MOST and names is not None:
+        by_name = zip(names, accuracies.tolist(), strict=True)
         found["clients"] = {name: accuracy for name, accuracy in by_name if not math.isnan(accuracy)}
     return found
+
+
+def tested_distribution(values: Mapping[str, Tensor], names: Sequence[str] | None) -> dict[str, Any]:
+    """Return the distribution over clients of the accuracy on their own test samples, of the models that they use.
+
+    These are clients' own models if the algorithm has such models (`model` is then "personal"), otherwise the global
+    one. `each` has the clients, evenly spaced if there are many, and their accuracies.
+
+    Args:
+        values: The scores of all clients by name; see `ClientScores`.
+        names: The names of the clients.
+    """
+    kind = "personal" if "personal_accuracy" in values else "client"
+    accuracies = values.get(f"{kind}_accuracy")
+    if accuracies is None or not (found := distribution(accuracies, names)):
+        return {}
+    known = (~accuracies.isnan()).nonzero().flatten()
+    some = known[torch.linspace(0, len(known) - 1, min(_EACH, len(known)), dtype=torch.float64).round().long()]
+    each = {"ids": some.tolist(), "accuracies": accuracies[some].tolist()}
+    return found | {"samples": "test", "model": "personal" if kind == "personal" else "global", "each": each}
+
+
+def worst_tenth(ascending: Tensor) -> float:
+    """Return the mean of the first tenth of the values, rounded up."""
+    return float(ascending[: -(len(ascending) // -10)].mean())
 
 
 def client_accuracies(task: Task, x: Tensor) -> Tensor | None:

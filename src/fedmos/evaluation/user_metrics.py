@@ -40,18 +40,23 @@ def metric_value(name: str, function: MetricFunction, outputs: Tensor, targets: 
         raise ValueError(f"run: the metric {name!r} must return a number, got {format_value(value)}") from None
 
 
-def choose_metrics(task: Task, metrics: Metrics | None) -> dict[str, MetricFunction]:
+def choose_metrics(task: Task, metrics: Metrics | None, of_clients: bool = False) -> dict[str, MetricFunction]:
     """Return the metrics of the user by name, or those that suit the task if the user names none.
+
+    Args:
+        task: The task of the run.
+        metrics: The option `metrics`.
+        of_clients: Whether they are measured on the test samples of clients, too.
 
     Raises:
         ValueError: If there is no test set to measure them on.
     """
     if metrics is not None:
         named = named_metrics(metrics)
-        if named and task.data.test is None:
+        if named and task.data.test is None and not of_clients:
             raise ValueError("Cannot measure 'metrics' because the data has no test set; use data with one")
         return named
-    if task.data.test is None:
+    if task.data.test is None and not of_clients:
         return {}
     with evaluation_mode(task), torch.no_grad():
         inputs, targets = task.samples(torch.zeros(task.model.least_rows, dtype=torch.int64, device=task.model.device))
@@ -66,7 +71,7 @@ def _suitable(task: Task, outputs: Tensor, targets: Tensor) -> list[Metric]:
     if loss in ("mse", F.mse_loss, F.l1_loss, F.huber_loss) or isinstance(loss, _REGRESSION):
         return [RMSE(), R2()] if outputs.numel() == targets.numel() else []
     if loss in ("bce", F.binary_cross_entropy_with_logits) or isinstance(loss, nn.BCEWithLogitsLoss):
-        binary = all(bool(((y == 0) | (y == 1)).all()) for y in (task.data.y, task.data.test[1]))  # type: ignore[index]
+        binary = all(bool(((y == 0) | (y == 1)).all()) for _, y in task.data.all_targets())
         return [] if not binary else [AUC()] if outputs.numel() == 1 else [MacroF1(), AUC()]
     classes = not targets.is_floating_point() and outputs.ndim == targets.ndim + 1 and outputs.ndim == 2
     return [AUC()] if classes and outputs.shape[1] == 2 else []

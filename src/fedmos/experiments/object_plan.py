@@ -17,12 +17,11 @@ from ..core.formatting import format_value
 from ..core.validation import count, require, suggest
 from ..core.validation import seed as seed_rule
 from ..engine.task_check import check_fit
-from ..evaluation.measurable import measurable
-from ..evaluation.user_metrics import choose_metrics
 from ..rng import signed
 from ..run.build import build_task
 from ..run.options import call_with_options, options_of
 from ..run.preflight import check_parts, check_target
+from ..run.run_metrics import run_metrics
 from ..run.spec import RunSpec
 from .objects import ObjectComparison, ObjectMethod, tunable_fields, with_fields
 from .runner import PlannedRun, own_values, rounds_of, tuning_runs
@@ -264,7 +263,7 @@ def _checked(made: ObjectComparison) -> ObjectComparison:
             check_parts(spec)
         task = build_task(replace(spec, precision=None), torch.device("cpu"), spec.data)
         check_fit(task)
-        known.append([*measurable(task), *choose_metrics(task, spec.metrics)])
+        known.append(run_metrics(spec, task).names)
     common = [name for name in known[0] if all(name in names for names in known)]
     level = 0.0 if made.level is None or isinstance(made.level, FinalOf) else made.level
     metric = made.metric or next(m for m in ("accuracy", "test_loss", "train_accuracy", *common) if m in common)

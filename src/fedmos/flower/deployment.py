@@ -87,6 +87,11 @@ class Deployment:
                 "Cannot balance the classes in a deployment because the server does not see the clients' labels; use a "
                 "list of weights"
             )
+        if made.spec.evaluate_clients is not None:
+            raise ValueError(
+                "Cannot use evaluate_clients in a deployment because clients keep their test samples; simulate it, or "
+                "evaluate result.model at the clients"
+            )
         if made.spec.attack is not None:
             raise ValueError(
                 f"Cannot use attack={made.spec.attack!r} in a deployment because hostile clients are simulated; use "
@@ -208,6 +213,8 @@ def client_part(data: FederatedData, i: int) -> FederatedData:
         offsets=torch.tensor([0, len(x)]),
         importance=torch.ones(1, dtype=torch.float64),
         test=None,
+        tests=None,
+        unseen=None,
         names=None,
     )
 
@@ -216,7 +223,8 @@ def server_part(data: FederatedData) -> FederatedData:
     """Return the part that the server needs: the clients' sizes and the test set. One sample replaces all others."""
     n = int(data.offsets[-1])
     x, y = data.stored(0)
-    return replace(data, x=x[:1], y=y[:1], index=torch.zeros(1, dtype=torch.int64).expand(n), augment=None)
+    index = torch.zeros(1, dtype=torch.int64).expand(n)
+    return replace(data, x=x[:1], y=y[:1], index=index, tests=None, unseen=None, augment=None)
 
 
 def reported_data(sizes: Sequence[int], test: tuple[Any, Any]) -> FederatedData:

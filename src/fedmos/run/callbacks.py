@@ -158,6 +158,8 @@ def _metrics(record: Record) -> str:
     if record.train_loss is None:
         return ""
     accuracy = "" if record.accuracy is None else f"  accuracy {record.accuracy:.3f}"
+    clients = [record.client_accuracy if record.personal_accuracy is None else record.personal_accuracy]
+    accuracy += "".join(f"  clients {v:.3f}" for v in clients if v is not None)
     epsilon = "" if record.epsilon is None else f"  ε {record.epsilon:.3g}"
     return f"  loss {record.train_loss:.4f}{accuracy}{epsilon}"
 

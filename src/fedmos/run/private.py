@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..algorithm import Algorithm
+from ..core.metric_names import is_client_metric
 from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.state import PrivateRun
 from ..local.adam import Adam
@@ -100,7 +101,7 @@ def describe_privacy(spec: RunSpec) -> None:
     if spec.privacy.delta * sampling.clients >= 1:
         _log.warning("Privacy: 'delta' should be less than 1/N = %.2g, got %g", 1 / sampling.clients, account.delta)
     for metric in _deciding_metrics(spec):
-        if metric.startswith("train_"):
+        if metric.startswith("train_") or is_client_metric(metric):
             _log.warning(
                 "Privacy: ε does not count that %s, computed from the clients' data, decides on a model", metric
             )

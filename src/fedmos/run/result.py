@@ -158,6 +158,8 @@ class Result(Snapshot):
         params, statistics = best.params.tensor_split([len(self.params)])
         state = {STATISTICS: statistics} if len(statistics) else {}
         result = replace(self, params=params, history=history, server_state=state, clients={}, info=light)
+        if self.client_evaluation is not None and self.client_evaluation.round != best.round:
+            result.client_evaluation = None
         result.server_model = result._model = result._predictor = result._personal = None
         if self._model is not None:
             result._model = _filled(self._model, result)
@@ -194,6 +196,40 @@ class Result(Snapshot):
         It is empty if the algorithm keeps no client state or the client has never taken part.
         """
         return self.clients.get(int(i), {})
+
+    @property
+    def client_accuracy(self) -> Tensor:
+        """The accuracy of each client on its own test samples in the last evaluation; NaN for those not evaluated.
+
+        Raises:
+            ValueError: If the run has not evaluated clients, or has no classes.
+        """
+        return self.client_score("client_accuracy")
+
+    def client_score(self, name: str) -> Tensor:
+        """Return a score of each client on its own test samples in the last evaluation; NaN for those not evaluated.
+
+        Args:
+            name: E.g. "client_loss", "personal_accuracy", "finetuned_accuracy" or, of the clients that were set aside,
+                "unseen_accuracy".
+
+        Raises:
+            ValueError: If the run has not evaluated clients, or has no such score.
+
+        Example:
+            >>> result = fm.run(
+            ...     model, data, fm.Ditto(lr=0.1), fm.Full(), rounds=1, local_steps=1, batch_size=8, evaluate_clients=1
+            ... )  # doctest: +SKIP
+            >>> gain = result.client_score("personal_accuracy") - result.client_accuracy  # doctest: +SKIP
+        """
+        if self.client_evaluation is None:
+            raise ValueError(
+                "Cannot give scores of clients because the run did not evaluate them; use evaluate_clients=1"
+            )
+        values = self.client_evaluation.values
+        if name not in values:
+            raise ValueError(f"client_score: 'name' must be one of {', '.join(values)}, got {name!r}")
+        return values[name]
 
     def personal_model(self, i: int) -> nn.Module:
         """Return the model of client i's own, in evaluation mode.

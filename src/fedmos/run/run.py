@@ -27,8 +27,8 @@ from ..engine.round import DivergenceError, play_round
 from ..engine.state import FederatedState
 from ..engine.task import DeviceCache
 from ..evaluation.diagnostics import Diagnostics
-from ..evaluation.measurable import measurable
-from ..evaluation.user_metrics import choose_metrics, measure
+from ..evaluation.per_client import tested_distribution
+from ..evaluation.user_metrics import measure
 from ..privacy.compose import with_noise
 from ..privacy.noise import SecretStreams
 from ..storage import RunFolder, Snapshot
@@ -38,6 +38,7 @@ from .best_model import BestModelKeeper
 from .build import prepare_task
 from .callback_list import CallbackList
 from .callbacks import progress_display
+from .client_evaluation import with_summary
 from .early_stopping import EarlyStopping
 from .hostile import hostile_clients, poisoned
 from .info import RunInfo
@@ -46,6 +47,7 @@ from .private import affordable_rounds, describe_privacy, private_run, selector_
 from .repeatability import repeatable
 from .result import Result
 from .resume import check_unchanged
+from .run_metrics import run_metrics
 from .secure import warn_of_saturation
 from .spec import RunSpec
 
@@ -78,15 +80,14 @@ class Run:
         join()
         self.spec, self.rounds = spec, affordable_rounds(spec)
         self.task = prepare_task(spec, device_cache)
-        self._metrics = choose_metrics(self.task, spec.metrics)
-        known = [*measurable(self.task), *self._metrics]
+        self.ranks = Ranks.joined(self.task.model.device)
+        self._metrics, self._clients, known = run_metrics(spec, self.task, self.ranks)
         self._target = check_target(spec.target, known)
         check_metric("run", "keep_best", spec.keep_best, known)
         self.callbacks = CallbackList(spec.callbacks)
         for callback in self.callbacks:
             if isinstance(callback, EarlyStopping):
                 check_metric("EarlyStopping", "metric", callback.metric, known)
-        self.ranks = Ranks.joined(self.task.model.device)
         if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
             raise ValueError("Cannot measure diagnostics over several ranks; use one")
         if self.task.model.has_client_statistics and any(isinstance(c, Diagnostics) for c in self.callbacks):
@@ -111,6 +112,9 @@ class Run:
             raise
         self._before = self.state.x
         self._best = BestModelKeeper(spec.keep_best, None if earlier is None else earlier.best)
+        self._scores = None if earlier is None else earlier.client_evaluation
+        """The last evaluation of clients."""
+        self._incomplete = earlier is not None and earlier.interrupted and self._lacks_clients(self.state.history)
         self._stopped_by: str | None = None
         """The callback that has ended the run."""
         self._saved = None if earlier is None or earlier.interrupted else self.state.t
@@ -279,6 +283,10 @@ class Run:
     def start(self) -> None:
         """Open the files of the folder and call `on_start` of the callbacks."""
 
+        if self._incomplete:  # interrupted between the end of a round and the evaluation of its clients
+            self._with_client_metrics(self.state.history[-1])
+            self._best.update(self.state.history, self.state.measured)
+
         def start_on_rank0() -> str | None:
             describe_privacy(self.spec)
             if self._folder is not None:
@@ -300,7 +308,7 @@ class Run:
     def finish_round(self, record: Record) -> None:
         """Report a round to the callbacks, and write a checkpoint if one is due."""
         self.info.client_accuracy = self.info.diverged = None  # recorded at the end of an earlier part of the run
-        record = self._with_diagnostics(self._with_user_metrics(record))
+        record = self._with_diagnostics(self._with_client_metrics(self._with_user_metrics(record)))
         self._best.update(self.state.history, self.state.measured)
         self._stopped_by, due = self.ranks.on_rank0(lambda: self._report(record))
         if due:
@@ -308,12 +316,29 @@ class Run:
 
     def _with_user_metrics(self, record: Record) -> Record:
         """Return the record with the metrics of the user, in rounds that are evaluated."""
-        if not self._metrics or record.value("test_loss") is None:
+        if not self._metrics or self.task.data.test is None or record.value("test_loss") is None:
             return record
         found = self.ranks.on_rank0(lambda: measure(self.task, self.state.measured, self._metrics))
         record = replace(record, metrics=found)
         self.state.history.amend(record)
         return record
+
+    def _with_client_metrics(self, record: Record) -> Record:
+        """Return the record with the summary over clients, in rounds in which they are evaluated."""
+        if self._clients is None or not self._clients.due(record.round, self.rounds):
+            return record
+        self._incomplete = False
+        self._scores = self._clients.measure(self.state)
+        record = with_summary(record, self._clients.summary(self._scores))
+        self.state.history.amend(record)
+        if self._folder is not None:
+            self._folder.write_clients(self._scores)
+        return record
+
+    def _lacks_clients(self, history: History) -> bool:
+        """Whether the last record should have a summary over clients, but has none."""
+        due = self._clients is not None and len(history) > 0 and self._clients.due(history[-1].round, self.rounds)
+        return due and history[-1].client_metrics is None
 
     def _with_diagnostics(self, record: Record) -> Record:
         """Return the record with the measurements of diagnostics, where there are any."""
@@ -345,7 +370,8 @@ class Run:
     def _snapshot(self, info: Mapping[str, Any], interrupted: bool) -> Snapshot:
         # An interruption can come between the end of a round and its report.
         self._best.update(self.state.history, self.state.measured)
-        return replace(self.state.snapshot(info, interrupted), best=self._best.on_cpu())
+        snapshot = self.state.snapshot(info, interrupted)
+        return replace(snapshot, best=self._best.on_cpu(), client_evaluation=self._scores)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and the state has changed since the last one."""
@@ -379,13 +405,19 @@ class Run:
         if self._stopped_by is None and self.state.t == self.rounds < self.spec.rounds:
             self.info.stopped = "privacy budget"
         if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
-            accuracy = self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.measured))
+            accuracy = self._client_accuracy()
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)
         final = self.result(interrupted)
         self.ranks.on_rank0(lambda: self.callbacks.on_end(final))
         return final
+
+    def _client_accuracy(self) -> dict[str, Any] | None:
+        """Return the distribution over clients of the accuracy of the final model, on test samples if they have any."""
+        if self._scores is not None and self._scores.round == self.state.t:
+            return tested_distribution(self._scores.values, self.task.data.names)
+        return self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.measured))
 
     def close(self) -> None:
         """Release the folder, so that other processes can use it."""

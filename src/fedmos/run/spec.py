@@ -38,6 +38,7 @@ from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
 from ..engine.lr_schedule import Decay
 from ..engine.simulated_clock import System
+from ..evaluation.evaluate_clients import EvaluateClients
 from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local, is_local
 from ..local.compose import with_local
@@ -252,6 +253,14 @@ class RunSpec:
         count,
         default=1,
         convert=int,
+        resume="not recorded",
+    )
+    evaluate_clients: EvaluateClients | None = option(
+        "Evaluate every client on its own test samples after every so many rounds, and after the last, or as "
+        "`fm.EvaluateClients(every=10, sample=100, finetune_steps=5)` says; None for no such evaluation.",
+        Rule("an integer ≥ 1 or a fedmos.EvaluateClients", lambda v: count.test(v) or isinstance(v, EvaluateClients)),
+        default=None,
+        convert=lambda v: v if isinstance(v, EvaluateClients) else EvaluateClients(every=int(v)),
         resume="not recorded",
     )
     target: Mapping[str, float] | None = option(

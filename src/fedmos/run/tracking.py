@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.callback import Callback
-from ..core.history import METRICS, Record
+from ..core.history import CLIENT_METRICS, METRICS, Record
 
 if TYPE_CHECKING:
     from .result import Result
@@ -29,8 +29,9 @@ class Tracker(Callback, ABC):
     def on_round(self, record: Record) -> None:
         """Log the metrics, the traffic and the time of a round."""
         values = (
-            {name: getattr(record, name) for name in (*METRICS, "clock", "seconds", "epsilon")}
+            {name: getattr(record, name) for name in (*METRICS, *CLIENT_METRICS, "clock", "seconds", "epsilon")}
             | (record.metrics or {})
+            | (record.client_metrics or {})
             | {
                 "megabytes_down": record.bytes_down / 1e6,
                 "megabytes_up": record.bytes_up / 1e6,

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 
 from ..core.history import History, Record
-from ..engine.snapshot import BestModel, Snapshot
+from ..engine.snapshot import BestModel, ClientScores, Snapshot
 from .files import FileRecord, hash_file, storage_errors, sync_folder, write_synced
 from .segments import (
     ClientSegment,
@@ -217,6 +217,7 @@ class Checkpoints:
             info=manifest["info"],
             interrupted=manifest["interrupted"],
             best=_decode_best(tensors),
+            client_evaluation=_decode_evaluation(tensors),
         )
         return LoadedCheckpoint(snapshot, history, clients, frozenset(file.name for file in files))
 
@@ -261,12 +262,21 @@ def _encode_state(snapshot: Snapshot) -> bytes:
     tensors |= {f"selection.{name}": v for name, v in snapshot.selection.items()}
     if snapshot.best is not None:
         tensors |= {"best.round": torch.tensor(snapshot.best.round), "best.params": snapshot.best.params}
+    if snapshot.client_evaluation is not None:
+        tensors |= {"evaluation.round": torch.tensor(snapshot.client_evaluation.round)}
+        tensors |= {f"evaluation.of.{name}": v for name, v in snapshot.client_evaluation.values.items()}
     return safetensors.torch.save({name: v.contiguous().clone() for name, v in tensors.items()})
 
 
 def _decode_best(tensors: dict[str, Any]) -> BestModel | None:
     best = _with_prefix("best.", tensors)
     return BestModel(int(best["round"]), best["params"]) if best else None
+
+
+def _decode_evaluation(tensors: dict[str, Any]) -> ClientScores | None:
+    if "evaluation.round" not in tensors:
+        return None
+    return ClientScores(int(tensors["evaluation.round"]), _with_prefix("evaluation.of.", tensors))
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:

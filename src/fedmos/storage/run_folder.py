@@ -13,10 +13,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import safetensors.torch
+
 from ..core.history import History
 from ..core.statistics_layout import STATISTICS
 from ..engine.client_store import SCRATCH
-from ..engine.snapshot import Snapshot
+from ..engine.snapshot import ClientScores, Snapshot
 from . import toml
 from .checkpoint import Checkpoints
 from .checkpoint_schedule import CheckpointInterval, CheckpointSchedule
@@ -27,9 +29,14 @@ from .segments import encode_record
 
 _log = logging.getLogger("fedmos")
 
+CLIENTS = "clients"
+"""The folder of the evaluations of clients."""
+
 
 class RunFolder(os.PathLike[str]):
     """A folder with `config.toml`, `environment.json`, `metrics.jsonl`, `log.txt`, `checkpoints/` and a lock.
+
+    A run that evaluates clients adds `clients/`, with the scores of every client in a file per evaluation.
 
     The option `out` of a run is a path or a `RunFolder`. The latter can have a configuration from which the run can be
     built again.
@@ -108,6 +115,7 @@ class RunFolder(os.PathLike[str]):
             _log.addHandler(self._log_file)
             metrics = "".join(f"{encode_record(record)}\n" for record in history)
             replace_file(self.path / "metrics.jsonl", metrics.encode())
+            self._remove_clients_after(len(history))
             self._metrics, self._rounds_written = AppendOnlyFile(self.path / "metrics.jsonl"), len(history)
         if self._lock is not None and self._lock.killed_holder:
             _log.warning("The run in %s was ended from outside (%s)", self.path, self._lock.killed_holder)
@@ -127,6 +135,16 @@ class RunFolder(os.PathLike[str]):
             for record in history.since(self._rounds_written):
                 self._metrics.append(encode_record(record))
                 self._rounds_written += 1
+
+    def write_clients(self, scores: ClientScores) -> None:
+        """Write an evaluation of clients to `clients/ROUND.safetensors`."""
+        with storage_errors(
+            f"write the evaluation of clients in round {scores.round} to {self.path / CLIENTS}",
+            "earlier checkpoints are intact, so make room and use resume=True (fedmos resume)",
+        ):
+            (self.path / CLIENTS).mkdir(exist_ok=True)
+            content = safetensors.torch.save({name: v.contiguous() for name, v in scores.values.items()})
+            replace_file(self.path / CLIENTS / f"{scores.round:06}.safetensors", content)
 
     def checkpoint_due(self, t: int) -> bool:
         """Whether a checkpoint is due after round t."""
@@ -174,9 +192,19 @@ class RunFolder(os.PathLike[str]):
 
     def _remove_leftovers(self) -> None:
         """Remove temporary files of a killed run."""
-        for path in (*self.path.glob(".*.partial"), *self.path.glob(f"{SCRATCH}*")):
+        for path in (
+            *self.path.glob(".*.partial"),
+            *self.path.glob(f"{CLIENTS}/.*.partial"),
+            *self.path.glob(f"{SCRATCH}*"),
+        ):
             path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
         self.checkpoints.remove_partial()
+
+    def _remove_clients_after(self, done: int) -> None:
+        """Remove evaluations of clients in rounds that will be played again."""
+        for path in (self.path / CLIENTS).glob("*.safetensors"):
+            if path.stem.isdecimal() and int(path.stem) > done:
+                path.unlink()
 
     def _is_usable(self) -> bool:
         """Whether the folder is new, empty, or the folder of a run."""
