@@ -20,6 +20,7 @@ from .core import metric_functions as metrics
 from .core import schedules
 from .core.callback import Callback
 from .core.history import History, Record
+from .core.personal_parameters import Personal
 from .core.version import __version__
 from .data import Augment, Dataset, Encoding, FederatedData, Normalize, datasets, partition
 from .engine.round import DivergenceError
@@ -74,6 +75,7 @@ __all__ = [
     "LogNormal",
     "Normalize",
     "PerClient",
+    "Personal",
     "Record",
     "Result",
     "Selector",

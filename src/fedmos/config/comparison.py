@@ -34,7 +34,8 @@ from .fields import (
     non_empty_list,
     one_of_names,
 )
-from .training import Training, build_link, build_local, build_robust, check_model_and_target
+from .tables import PersonalTable
+from .training import Training, build_link, build_local, build_personal, build_robust, check_model_and_target
 
 
 class Method(Strict):
@@ -45,6 +46,8 @@ class Method(Strict):
     selection: Choice
     local: LocalChoice | None = None
     """Local optimisers of this method; by default those of the comparison."""
+    personal: PersonalTable | None = None
+    """Parameters that stay with this method's clients; by default those of the comparison."""
     uplink: LinkChoice | None = None
     """Codecs of this method's uploads; by default those of the comparison."""
     downlink: LinkChoice | None = None
@@ -191,6 +194,8 @@ class CompareConfig(Training):
         """Return the arguments of `fm.run` that a method has in place of the comparison's."""
         where = f"methods.{self.methods.index(method)}"
         given = {} if method.local is None else {"local": build_local(f"{where}.local", method.local)}
+        if method.personal is not None:
+            given["personal"] = build_personal(method.personal)
         for name in ("uplink", "downlink"):
             if (link := getattr(method, name)) is not None:
                 given[name] = build_link(f"{where}.{name}", link)

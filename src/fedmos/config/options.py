@@ -23,7 +23,7 @@ from .fields import (
     obeys,
     one_of_names,
 )
-from .tables import DataConfig, EveryOrTable, SystemConfig
+from .tables import DataConfig, EveryOrTable, PersonalTable, SystemConfig
 
 TOML_TYPES: dict[str, Any] = {
     "model": Choice,
@@ -34,6 +34,7 @@ TOML_TYPES: dict[str, Any] = {
     "class_weights": ClassWeights | None,
     "lr_decay": DecayTable,
     "local": LocalChoice | None,
+    "personal": PersonalTable | None,
     "uplink": LinkChoice | None,
     "downlink": LinkChoice | None,
     "privacy": Choice | None,

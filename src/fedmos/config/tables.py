@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag, model_validator
 
 from ..core.formatting import format_value, one_line
+from ..core.personal_parameters import Personal
 from ..core.validation import whole_number
 from ..data import Augment, Dataset, FederatedData, Normalize, datasets
 from ..data.catalog import CATALOG
@@ -204,6 +205,24 @@ class SystemConfig(Strict):
                 fields[name] = build(f"system.{name}", fields[name], registry.profiles())
         with error_location("system"):
             return System(**fields)
+
+
+class PersonalConfig(Strict):
+    """Parameters that stay with each client, trained first; see `fedmos.Personal`."""
+
+    patterns: Annotated[list[Name], non_empty_list]
+    steps: Count | None = None
+
+    def make(self) -> Personal:
+        """Construct the option."""
+        return Personal(tuple(self.patterns), self.steps)
+
+
+PersonalTable = Annotated[
+    Annotated[list[Name], non_empty_list, Tag("list")] | Annotated[PersonalConfig, Tag("table")],
+    Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
+]
+"""Patterns of names, or a table."""
 
 
 class DeployConfig(Strict):

@@ -37,7 +37,7 @@ from .fields import TARGETS, Choice, Count, Flag, Name, Seed, Space, Strict, has
 from .options import option_fields
 from .own_classes import with_absolute_paths
 from .stored_model import build_model
-from .tables import DeployConfig, EvaluateClientsConfig
+from .tables import DeployConfig, EvaluateClientsConfig, PersonalConfig
 
 _BY_CALLER = ("algorithm", "selection", "seed", "out", "checkpoint_every")
 """Options that the caller of `Training.arguments` gives."""
@@ -129,6 +129,7 @@ class Training(TrainingOptions):
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
         given["local"] = build_local("local", self.local)
+        given["personal"] = build_personal(self.personal)
         if self.privacy is not None:
             given["privacy"] = build("privacy", self.privacy, registry.mechanisms(), Mechanism)
         given |= {name: build_link(name, getattr(self, name)) for name in ("uplink", "downlink")}
@@ -145,6 +146,11 @@ def build_local(where: str, given: Choice | list[Choice] | None) -> Any:
     if isinstance(given, list):
         return [build(f"{where}.{i}", choice, registry.local_optimizers()) for i, choice in enumerate(given)]
     return None if given is None else build(where, given, registry.local_optimizers())
+
+
+def build_personal(given: list[str] | PersonalConfig | None) -> Any:
+    """Build the parameters of a configuration that stay with clients."""
+    return given.make() if isinstance(given, PersonalConfig) else given
 
 
 def build_link(where: str, given: Choice | list[Choice] | Mapping[str, Choice | list[Choice]] | None) -> Any:

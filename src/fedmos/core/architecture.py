@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +33,14 @@ def architecture_hash(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def constants_hash(module: nn.Module, dtype: torch.dtype, statistics: bool = True) -> str:
-    """Return a hash of the values of buffers and frozen parameters in the run's dtype.
+def constants_hash(module: nn.Module, dtype: torch.dtype, statistics: bool = True, personal: Sequence[str] = ()) -> str:
+    """Return a hash of the values of buffers, frozen parameters and those in `personal`, in the run's dtype.
 
     Without `statistics`, the running statistics of BatchNorm layers do not count.
     """
     digest, running = hashlib.sha256(), StatisticsLayout(module)
     trained = set() if statistics else set(running.buffers(running.initial()))
-    for name, value in ((name, value) for name, value in _constants(module) if name not in trained):
+    for name, value in ((name, value) for name, value in _constants(module, personal) if name not in trained):
         value = value.detach().cpu().resolve_conj().resolve_neg()
         value = value.to(dtype) if value.is_floating_point() else value
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
@@ -57,8 +57,9 @@ def dense_parts(value: Tensor) -> tuple[Tensor, ...]:
     return value.indices(), value.values()
 
 
-def _constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from ((name, value) for name, value in module.named_parameters() if not value.requires_grad)
+def _constants(module: nn.Module, personal: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    held = ((name, value) for name, value in module.named_parameters() if not value.requires_grad or name in personal)
+    yield from held
     yield from module.named_buffers()
 
 

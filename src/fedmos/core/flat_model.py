@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,12 +32,12 @@ from .frozen_parameters import Copies, private_copy, trainable_parameters
 from .functional_dropout import FunctionalDropout
 from .image_layout import takes_channels_last
 from .input_layout import InputLayout
+from .load_flat import load_flat
 from .model_outputs import OutputFunction, pick_output
 from .module_copy import copied
 from .module_hash import attribute_key, constants_key, modules_key
-from .module_kind import check_batch_norm, plain_module
+from .module_kind import UnsuitableModel, check_batch_norm, plain_module
 from .precision import Precision
-from .statistics_layout import StatisticsLayout
 from .training_flags import TrainingFlags
 
 
@@ -69,6 +69,7 @@ class FlatModel:
         layout: InputLayout | None = None,
         copies: Copies | None = None,
         client_statistics: bool = False,
+        personal: Sequence[str] = (),
     ) -> None:
         """Make the copy, in training mode.
 
@@ -82,9 +83,12 @@ class FlatModel:
             copies: Frozen parameters on the device, which the copies of several runs share.
             client_statistics: Whether clients keep running statistics of BatchNorm layers; otherwise such layers are
                 refused in training mode.
+            personal: Names of trainable parameters that every client keeps for itself. They are no part of the vector,
+                but may follow it; where they do not, they have the values of the module.
         """
         model = plain_module(model)
-        trainable = trainable_parameters(model)
+        trainable = [(name, p) for name, p in trainable_parameters(model) if name not in personal]
+        own = [(name, p) for name, p in model.named_parameters() if name in personal]
         self._original, self.layout = model, layout
         if layout is not None:
             layout.check(model)
@@ -130,8 +134,22 @@ class FlatModel:
         self._shapes = [p.shape for _, p in trainable]
         self._sizes = [p.numel() for _, p in trainable]
         self.size = sum(self._sizes)
+        self._set_personal(own)
         self.device, self.dtype, self.precision = device, dtype, precision
         self._takes_channels_last: bool | None = None
+
+    def _set_personal(self, own: list[tuple[str, nn.Parameter]]) -> None:
+        """Note the parameters that clients keep; in the copy, they are constants."""
+        self.personal_layers = Layers({name: p.shape for name, p in own})
+        self._personal_places = [_places(self.module, name) for name, _ in own]
+        for name, _ in own:
+            self.module.get_parameter(name).requires_grad_(False)
+        if own and self.statistics.size == self.personal_layers.size:
+            raise UnsuitableModel(
+                f"Cannot keep {', '.join(self.personal_layers)} with the clients because they are as many numbers as "
+                "the statistics of the BatchNorm layers, and vectors of both could not be told apart; use another "
+                "choice in personal="
+            )
 
     @property
     def has_dropout(self) -> bool:
@@ -164,6 +182,7 @@ class FlatModel:
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
         text += re.sub(r"0x[0-9a-f]+", "", repr(self._original))
         text += f"in evaluation mode: {self._flags.frozen}" if self._flags.frozen else ""
+        text += f"personal: {dict(self.personal_layers)}" if self.personal_layers else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def structure(self, here: bool) -> str:
@@ -190,11 +209,36 @@ class FlatModel:
         """Return the initial parameters of the module as a vector."""
         return torch.cat([self.module.get_parameter(places[0]).detach().reshape(-1) for places in self._places])
 
+    def initial_personal(self) -> Tensor:
+        """Return the initial values of the parameters that clients keep, as a vector."""
+        parts = [self.module.get_parameter(places[0]).detach().reshape(-1) for places in self._personal_places]
+        return torch.cat(parts) if parts else self.initial()[:0]
+
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
-        """Split the last axis of y into the parameters of the module and, where they follow, its statistics."""
-        follow = self.statistics.size > 0 and y.shape[-1] == self.size + self.statistics.size
-        parts: tuple[Tensor, ...] = y.split([*self._sizes, self.statistics.size] if follow else self._sizes, dim=-1)
+        """Split the last axis of y into parameters: the shared ones and, where they follow, those of a client.
+
+        The statistics of BatchNorm layers may follow as the last part.
+        """
+        sizes, rest = list(self._sizes), y.shape[-1] - self.size
+        personal, statistics = self.personal_layers, self.statistics.size
+        if personal and rest in (personal.size, personal.size + statistics):
+            sizes += [layer.slice.stop - layer.slice.start for layer in personal.values()]
+            rest -= personal.size
+        if statistics and rest == statistics:
+            sizes.append(statistics)
+        parts: tuple[Tensor, ...] = y.split(sizes, dim=-1)
         return parts
+
+    def _named_parts(self, own: tuple[Tensor, ...]) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
+        """Return the parameters of a split vector by the places that hold them, and what follows them."""
+        places, shapes, personal = self._places, self._shapes, self.personal_layers
+        rest = own[len(shapes) :]
+        if personal and len(rest) >= len(personal) and rest[0].shape[-1] == next(iter(personal.values())).slice.stop:
+            places = places + self._personal_places
+            shapes = shapes + [torch.Size(layer.shape) for layer in personal.values()]
+        parts = zip(places, own, shapes, strict=False)
+        values = {place: self._shaped(v, shape) for names, v, shape in parts for place in names}
+        return values, own[len(shapes) :]
 
     def __call__(self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return the module's output.
@@ -225,10 +269,9 @@ class FlatModel:
         self, own: tuple[Tensor, ...], inputs: Tensor, keys: Tensor | None, tensors: AbstractContextManager[Any]
     ) -> Tensor:
         """Return the module's output with the parameters `own`, computed within the context `tensors`."""
-        parts = zip(self._places, own, self._shapes, strict=False)
-        values = {place: self._shaped(v, shape) for places, v, shape in parts for place in places}
+        values, rest = self._named_parts(own)
         self.statistics.forget_batches()
-        for statistics in own[len(self._shapes) :]:
+        for statistics in rest:
             values |= self.statistics.buffers(statistics)
         if self._changes_inputs:
             inputs = inputs.clone()
@@ -323,7 +366,7 @@ class FlatModel:
     def module_with(self, y: Tensor) -> nn.Module:
         """Return a copy of the original module, on the CPU, with the parameters y."""
         module = copied(self._original, "cpu", self.dtype)
-        load_flat(module, y)
+        load_flat(module, y, list(self.personal_layers))
         return module
 
 
@@ -340,20 +383,3 @@ def _places(module: nn.Module, name: str) -> list[str]:
             owner, _, attribute = alias.rpartition(".")
             places.setdefault((id(module.get_submodule(owner)), attribute), alias)
     return list(places.values())
-
-
-def load_flat(module: nn.Module, y: Tensor) -> None:
-    """Copy the vector y into the trainable parameters of `module` and, where they follow, its running statistics.
-
-    Raises:
-        ValueError: If the sizes differ.
-    """
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    size, statistics = sum(p.numel() for p in trainable), StatisticsLayout(module)
-    if y.numel() not in (size, size + statistics.size):
-        raise ValueError(f"Cannot load {y.numel()} parameters because the model has {size}; use the model of the run")
-    with torch.no_grad():
-        for p, v in zip(trainable, y[:size].split([p.numel() for p in trainable]), strict=True):
-            p.copy_(v.view(p.shape))
-        if y.numel() > size:
-            statistics.load(y[size:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,12 +26,15 @@ def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
     return {name: part for name, part in module.named_modules() if isinstance(part, BatchNorm)}
 
 
-def affine_slices(module: nn.Module) -> list[slice]:
-    """Return where the scales and shifts of BatchNorm layers are in the vector of trainable parameters."""
+def affine_slices(module: nn.Module, personal: Sequence[str] = ()) -> list[slice]:
+    """Return where the scales and shifts of BatchNorm layers are in the vector of trainable parameters.
+
+    The parameters named in `personal` are no part of it.
+    """
     held = {id(p) for layer in batch_norms(module).values() for p in layer.parameters(recurse=False)}
     found, start = [], 0
-    for p in module.parameters():
-        if p.requires_grad:
+    for name, p in module.named_parameters():
+        if p.requires_grad and name not in personal:
             if id(p) in held:
                 found.append(slice(start, start + p.numel()))
             start += p.numel()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Vectors
+from ..core.personal_parameters import PERSONAL
 from ..core.statistics_layout import AFFINE, STATISTICS
 from ..rng import Purpose, permute
 from .aggregation import PartialUpdate, block_width, both, secure_sums, select, total, upload_factors
@@ -207,24 +208,27 @@ class LocalBackend:
         for chunk in self.executor.chunks(ids):
             grad = self.executor.gradient(chunk, t)
             start = x
-            if AFFINE in self.executor.declaration.client_state:
-                start = grad.rows(self._client_models(x, chunk)[:, : len(x)])
-            rows.append(grad.unrows(grad.exact(grad.start(start))))
+            kept = self.executor.declaration.client_state
+            if AFFINE in kept or PERSONAL in kept:
+                parameters = len(x) + len(self.task.model.initial_personal())
+                start = grad.rows(self._client_models(x, chunk)[:, :parameters])
+            rows.append(grad.unrows(grad.exact(grad.start(start)))[:, : len(x)])
         return torch.cat(rows)
 
     def _client_models(self, x: Tensor, ids: Tensor) -> Tensor:
-        """Return x or, where clients keep BatchNorm state, the model of each with its statistics, (M, D + n)."""
+        """Return x or, where clients keep a part of the model, that of each: parameters, its own, statistics."""
         declared = self.executor.declaration.client_state
-        if STATISTICS not in declared and AFFINE not in declared:
+        if not {STATISTICS, AFFINE, PERSONAL} & set(declared):
             return x
         if self.clients.partial or not self.clients.stores(int(ids[0])):
             raise ValueError(
-                "Cannot ask clients for their losses or gradients at x with batchnorm='local' because this process "
-                "does not store the statistics of all of them; use a simulation on one rank, or another selection"
+                "Cannot ask clients for their losses or gradients at x with batchnorm='local' or personal= because "
+                "this process does not store what all of them keep; use a simulation on one rank, or another selection"
             )
         own = self.clients.read(ids)
         models = self.algorithm.received(x, own).expand(len(ids), -1)
-        return torch.cat([models, own[STATISTICS].to(x)], dim=1) if STATISTICS in own else models
+        kept = [own[name].to(x) for name in (PERSONAL, STATISTICS) if name in own]
+        return torch.cat([models, *kept], dim=1)
 
     def reports(self, x: Tensor, ids: Tensor, names: Sequence[str]) -> Vectors:
         wanted = [name for name in names if name in AT_START]

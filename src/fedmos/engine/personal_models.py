@@ -66,7 +66,8 @@ def _models(state: FederatedState, ids: Tensor, own: Vectors, rows: bool) -> Ten
         return None
     if rows and models.ndim == 1:
         models = models.expand(len(ids), -1)
-    check_model(algorithm, "personal", models, torch.Size([*([len(ids)] if rows else []), len(state.x)]))
+    size = state.task.model.size + state.task.model.personal_layers.size
+    check_model(algorithm, "personal", models, torch.Size([*([len(ids)] if rows else []), size]))
     return with_statistics(models.to(state.x.dtype), own)
 
 

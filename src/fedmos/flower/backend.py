@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..codecs.compose import HELD
+from ..core.personal_parameters import PERSONAL
 from ..core.statistics_layout import AFFINE, STATISTICS
 from ..engine.aggregation import (
     Division,
@@ -194,7 +195,7 @@ class FlowerBackend:
         return torch.stack(losses).to(torch.float64)
 
     def gradients(self, x: Tensor, t: int, ids: Tensor) -> Tensor:
-        if AFFINE in self._declaration.client_state:
+        if AFFINE in self._declaration.client_state or PERSONAL in self._declaration.client_state:
             check_no_client_models(self._declaration)
         headers = {i: {"keep": True} for i in ids.tolist()}
         shapes = {"gradient": (self._task.model.size,)}
@@ -303,11 +304,12 @@ class FlowerBackend:
 
 
 def check_no_client_models(declaration: Declaration) -> None:
-    """Refuse to ask clients for values at x that depend on the BatchNorm state that they keep."""
-    if STATISTICS in declaration.client_state or AFFINE in declaration.client_state:
+    """Refuse to ask clients for values at x that depend on the part of the model that they keep."""
+    if {STATISTICS, AFFINE, PERSONAL} & set(declaration.client_state):
         raise ValueError(
-            "Cannot ask the clients of a deployment for losses, gradients or metrics at x with batchnorm='local' "
-            "because they depend on what each client keeps; use a selection without them and train_metrics=False"
+            "Cannot ask the clients of a deployment for losses, gradients or metrics at x with batchnorm='local' or "
+            "personal= because they depend on what each client keeps; use a selection without them and "
+            "train_metrics=False"
         )
 
 

@@ -26,10 +26,10 @@ class ClientBatchNormState:
     _index: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
-    def of(cls, model: nn.Module, mode: BatchNormMode) -> ClientBatchNormState:
+    def of(cls, model: nn.Module, mode: BatchNormMode, personal: Sequence[str] = ()) -> ClientBatchNormState:
         """Return what clients keep of this model."""
         initial = StatisticsLayout(model).initial().to(torch.float64).tolist()
-        kept = affine_slices(model) if mode == "local-affine" else []
+        kept = affine_slices(model, personal) if mode == "local-affine" else []
         return cls(tuple(initial), tuple(i for part in kept for i in range(part.start, part.stop)))
 
     @property
@@ -53,7 +53,9 @@ class ClientBatchNormState:
         return self._index[device]
 
 
-def with_batch_norm(algorithm: Algorithm, model: nn.Module, mode: BatchNormMode | None) -> Algorithm:
+def with_batch_norm(
+    algorithm: Algorithm, model: nn.Module, mode: BatchNormMode | None, personal: Sequence[str] = ()
+) -> Algorithm:
     """Return the algorithm with clients that keep running statistics and, for "local-affine", scales and shifts.
 
     The result has the class name and the fields of the algorithm, and also declares this state. Clients upload it, too,
@@ -64,13 +66,14 @@ def with_batch_norm(algorithm: Algorithm, model: nn.Module, mode: BatchNormMode 
         algorithm: The algorithm.
         model: The model, with the state of clients that have not taken part.
         mode: The option `batchnorm`.
+        personal: Names of parameters that clients keep anyway, and do not upload.
 
     Raises:
         ValueError: If clients shall keep scales and shifts but do not receive x.
     """
     if mode is None or mode not in CLIENT_MODES:
         return algorithm
-    state = ClientBatchNormState.of(model, mode)
+    state = ClientBatchNormState.of(model, mode, personal)
     if not state.fields:
         return algorithm
     kind = type(algorithm)

@@ -51,20 +51,25 @@ def with_local(algorithm: Algorithm, local: Local | None) -> Algorithm:
     return recast(algorithm, _composed_class(kind, optimizers))  # type: ignore[arg-type]  # a class is hashable
 
 
+def chain_of(kind: type[Algorithm]) -> tuple[OptimizerLink, ...]:
+    """Return the optimisers that a class of algorithms is composed with."""
+    return getattr(kind, "_local_chain", ())
+
+
 def composed_optimizers(algorithm: Algorithm) -> tuple[LocalOptimizer, ...]:
     """Return the optimisers whose steps an algorithm takes; none if it is composed with none."""
-    return tuple(link.optimizer for link in getattr(algorithm, "_local_chain", ()))
+    return tuple(link.optimizer for link in chain_of(type(algorithm)))
 
 
 @cache
 def _composed_class(kind: type[Algorithm], optimizers: tuple[LocalOptimizer, ...]) -> type[Algorithm]:
     """Return a subclass of `kind` with these optimisers: one for all runs that have them, so that runs can merge."""
     prefixes = [PREFIX] if len(optimizers) == 1 else [f"{PREFIX}{number}." for number in range(len(optimizers))]
-    links = tuple(map(_Link, optimizers, prefixes))
+    links = tuple(map(OptimizerLink, optimizers, prefixes))
     return subclass(kind, _Composed, _local_chain=links, _local_base=kind)
 
 
-class _Link(NamedTuple):
+class OptimizerLink(NamedTuple):
     """An optimiser in a chain, and the prefix of its state's names in the algorithm."""
 
     optimizer: LocalOptimizer
@@ -75,19 +80,29 @@ class _Link(NamedTuple):
         """The declaration of the state as the algorithm's."""
         return [(self.prefix + name, shape) for name, shape in map(_name_and_shape, self.optimizer.state)]
 
-    def initial(self, y: Tensor, c: ClientContext) -> Vectors:
-        """Return the state before the first step of a round, with a row for each client."""
-        given = c.own if self.optimizer.keep else c.msg if self.optimizer.average else None
+    @property
+    def stored(self) -> bool:
+        """Whether the state outlives a round."""
+        return self.optimizer.keep or self.optimizer.average
+
+    def initial(self, y: Tensor, layers: Layers, given: Vectors | None) -> Vectors:
+        """Return the state before the first step of a round, with a row for each client.
+
+        Args:
+            y: The parameters.
+            layers: The parameter tensors.
+            given: The stored state; None for zeros.
+        """
         s = {}
         for name, shape in self.fields:
-            rows = (*y.shape[:-1], *_column(shape, c.layers))
+            rows = (*y.shape[:-1], *_column(shape, layers))
             s[name] = y.new_zeros(rows) if given is None else given[name].expand(rows)
         return s
 
-    def update(self, d: Tensor, y: Tensor, s: Vectors, c: ClientContext) -> tuple[Tensor, Vectors]:
+    def update(self, d: Tensor, y: Tensor, s: Vectors, lr: Tensor, layers: Layers) -> tuple[Tensor, Vectors]:
         """Transform the direction; the state has the algorithm's names."""
         own = {name: s[self.prefix + name] for name, _ in map(_name_and_shape, self.optimizer.state)}
-        got = self.optimizer.update(d, y, own, c.lr, c.layers)
+        got = self.optimizer.update(d, y, own, lr, layers)
         _check_update(self.optimizer, got, y, own)
         return got[0], {self.prefix + name: v for name, v in got[1].items()}
 
@@ -95,7 +110,7 @@ class _Link(NamedTuple):
 class _Composed(Algorithm):
     """The methods and declarations in which an algorithm with local optimisers differs from the algorithm alone."""
 
-    _local_chain: ClassVar[tuple[_Link, ...]]
+    _local_chain: ClassVar[tuple[OptimizerLink, ...]]
     _local_base: ClassVar[type[Algorithm]]
     """The class of the algorithm alone."""
 
@@ -125,7 +140,8 @@ class _Composed(Algorithm):
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
         s = super().begin(y, c, grad)
         for link in self._local_chain:
-            s = s | link.initial(y, c)
+            given = c.own if link.optimizer.keep else c.msg if link.optimizer.average else None
+            s = s | link.initial(y, c.layers, given)
         return s
 
     def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
@@ -143,7 +159,7 @@ class _Composed(Algorithm):
             )
         d, s_next = got[0].expand_as(y), got[1]
         for link in self._local_chain:
-            d, state = link.update(d, y, s, c)
+            d, state = link.update(d, y, s, c.lr, c.layers)
             s_next = s_next | state
         if y._version != before:
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.flat_model import FlatModel
+from ..core.formatting import one_line
 from ..core.input_layout import InputLayout
 from ..core.losses import PADDING, Loss
 from ..data.federated import FederatedData
@@ -60,7 +61,7 @@ def flat_model(
 ) -> FlatModel:
     """Return the model of a run as a function of its parameters."""
     how = spec.dtype, spec.precision, spec.outputs, layout, copies, spec.has_client_statistics
-    return FlatModel(spec.trained_model, device, *how)
+    return FlatModel(spec.trained_model, device, *how, spec.personal_names)
 
 
 def _class_weights(spec: RunSpec, task: Task) -> Tensor | None:
@@ -116,6 +117,12 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
         keep_memory()
     if (note := conversion_note(spec.model, spec.batchnorm)) is not None:
         _log.warning(note)
+    if names := spec.personal_names:
+        _log.warning(
+            "personal: metrics of the global model are computed with the initial values of %s, which only clients "
+            "train; use result.personal_model(i) for the model of a client",
+            one_line(", ".join(names), 80),
+        )
     data = on_device(spec.data, device, spec.dtype, device_cache)
     task = build_task(spec, device, data, device_cache=device_cache)
     check_fit(task)

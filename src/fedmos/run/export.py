@@ -18,9 +18,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
+from ..core.load_flat import load_flat
 from ..core.model_outputs import OutputFunction, pick_output
+from ..core.personal_parameters import recorded_names
 from ..core.precision import Precision
 from ..core.validation import one_of
 from ..storage.files import replace_file, storage_errors
@@ -149,7 +150,7 @@ class RawInputModel(nn.Module):
 def _measured_model(result: Result) -> nn.Module:
     """Return a copy of the model as it was evaluated, whatever the caller has done with `result.model` since."""
     model = copy.deepcopy(result.model).eval()
-    load_flat(model, result._evaluated)
+    load_flat(model, result._evaluated, recorded_names(model, result.info))
     return model
 
 

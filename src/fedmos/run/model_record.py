@@ -12,6 +12,7 @@ from torch import nn
 from ..core.architecture import architecture_hash, constants_hash
 from ..core.flat_model import FlatModel
 from ..core.input_layout import InputLayout
+from ..core.personal_parameters import recorded_names
 from ..core.statistics_layout import CLIENT_MODES
 from ..data.importers.encoding import Encoding
 from ..data.normalize import Normalize
@@ -53,7 +54,7 @@ class ModelRecord:
             dtype=spec.dtype if as_real and not data.x.is_floating_point() else data.x.dtype,
             encoding=data.encoding,
             architecture=architecture_hash(model),
-            constants=constants_hash(model, spec.dtype, statistics=not spec.has_client_statistics),
+            constants=constants_hash(model, spec.dtype, not spec.has_client_statistics, spec.personal_names),
             layout=data.layout,
         )
 
@@ -117,11 +118,13 @@ def check_same_model(model: nn.Module, info: Mapping[str, Any]) -> None:
             "layers, parameters or attributes differ; use the model that was given to the run"
         )
     given = info.get("batchnorm") not in CLIENT_MODES
-    if record is not None and record.constants not in (None, constants_hash(model, dtype, statistics=given)):
+    personal = recorded_names(model, info)
+    if record is not None and record.constants not in (None, constants_hash(model, dtype, given, personal)):
+        what = "buffers, frozen parameters or parameters that stay with clients" if personal else None
         raise ValueError(
-            f"Cannot load the result into this {type(model).__name__} because its buffers or frozen parameters have "
-            "other values than the run's, and a result holds the trained parameters only; use the model that was "
-            "given to the run"
+            f"Cannot load the result into this {type(model).__name__} because its "
+            f"{what or 'buffers or frozen parameters'} have other values than the run's, and a result holds the "
+            f"{'shared' if personal else 'trained'} parameters only; use the model that was given to the run"
         )
 
 

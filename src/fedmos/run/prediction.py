@@ -13,6 +13,7 @@ from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
 from ..core.input_layout import InputLayout
 from ..core.model_outputs import OutputFunction
+from ..core.personal_parameters import recorded_names
 from ..core.precision import Precision, arithmetic
 from ..engine.inference import most_at_once
 from .model_record import ModelRecord, dtype_of
@@ -49,7 +50,8 @@ class Predictor:
                 f"Cannot predict because the run's function outputs={info['outputs']} is not saved with it; "
                 "use Result.load(path, model, outputs=...)"
             )
-        self._model = FlatModel(model, self.device, dtype_of(info), precision, outputs, record.layout)
+        how = dtype_of(info), precision, outputs, record.layout
+        self._model = FlatModel(model, self.device, *how, personal=recorded_names(model, info))
         self._params = params.to(self.device, self._model.dtype)
 
     def __call__(self, x: Any) -> Tensor:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Vectors
-from ..core.flat_model import load_flat
 from ..core.formatting import format_value, one_line
 from ..core.history import History, Record
+from ..core.load_flat import load_flat
 from ..core.model_outputs import OutputFunction
 from ..core.module_copy import copied
 from ..core.module_kind import plain_module
+from ..core.personal_parameters import recorded_names
 from ..core.statistics_layout import STATISTICS
 from ..data.normalize import Normalize
 from ..engine.personal_models import with_statistics
@@ -250,7 +251,7 @@ class Result(Snapshot):
                 "the result was loaded from a file; use the result of fm.run"
             )
         model = copy.deepcopy(self.model)
-        load_flat(model, params)
+        load_flat(model, params, recorded_names(model, self.info))
         return model
 
     def rounds_to(self, metric: str, target: float) -> int | None:
@@ -344,7 +345,7 @@ def _filled(model: nn.Module, result: Result) -> nn.Module:
     model = apply_batchnorm(plain_module(model), result.info.get("batchnorm"))
     check_same_model(model, result.info)
     model = copied(model, "cpu", result.params.dtype)
-    load_flat(model, result._evaluated)
+    load_flat(model, result._evaluated, recorded_names(model, result.info))
     return model.eval()
 
 

@@ -44,7 +44,7 @@ def check_aggregation(spec: RunSpec, S: int) -> None:
         return
     sums = [*algorithm.reduce.values(), *algorithm.prepare_reduce.values()]
     name = type(algorithm).__name__
-    if all(how == "each" for _, how in sums):
+    if sums and all(how == "each" for _, how in sums):
         raise ValueError(
             f"Cannot use aggregation={rule} with {name} because its server receives the rows of uploads and aggregates "
             "them itself; use another algorithm"

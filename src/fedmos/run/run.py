@@ -95,6 +95,11 @@ class Run:
                 f"Cannot measure diagnostics with batchnorm={spec.batchnorm!r} because the gradient at x depends on "
                 "the statistics of each client; use batchnorm='group' or 'frozen'"
             )
+        if spec.personal is not None and any(isinstance(c, Diagnostics) for c in self.callbacks):
+            raise ValueError(
+                "Cannot measure diagnostics with personal= because the gradient at x depends on the parameters of each "
+                "client; leave one of them out"
+            )
         self.display = progress_display(spec.progress, self.label) if self.ranks.first else None
         self.interrupted = False
         """Whether Ctrl-C ended the choice of the execution plan; the run then ends before its next round."""

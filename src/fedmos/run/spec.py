@@ -20,6 +20,7 @@ from ..core.losses import Loss, LossFunction
 from ..core.metric_functions import Metrics, named_metrics
 from ..core.model_outputs import OutputFunction
 from ..core.module_kind import plain_module
+from ..core.personal_parameters import Personal, as_personal, is_personal, personal_names, record_personal
 from ..core.precision import Precision
 from ..core.statistics_layout import CLIENT_MODES, BatchNormMode
 from ..core.validation import (
@@ -42,6 +43,7 @@ from ..evaluation.evaluate_clients import EvaluateClients
 from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local, is_local
 from ..local.compose import with_local
+from ..local.personal import with_personal
 from ..privacy.mechanism import Mechanism
 from ..selection.availability import Availability
 from ..selection.selector import Selector
@@ -208,6 +210,15 @@ class RunSpec:
         default=None,
         convert=_convert_local,
         record=_record_local,
+        shared=True,
+    )
+    personal: Personal | Sequence[str] | None = option(
+        'Parameters that stay with each client and are not sent: patterns of names such as `["head.*"]`, or '
+        '`fm.Personal(["head.*"], steps=…)`, which trains them first; see docs/personal.md.',
+        Rule("patterns of names such as ['head.*'], or an fm.Personal", is_personal),
+        default=None,
+        convert=as_personal,
+        record=record_personal,
         shared=True,
     )
     uplink: Link | None = option(
@@ -408,6 +419,15 @@ class RunSpec:
         return apply_batchnorm(self.model, self.batchnorm)
 
     @property
+    def _personal(self) -> Personal | None:
+        return None if self.personal is None else as_personal(self.personal)
+
+    @cached_property
+    def personal_names(self) -> list[str]:
+        """The names of the parameters that stay with each client."""
+        return personal_names(self.trained_model, self._personal)
+
+    @property
     def has_client_statistics(self) -> bool:
         """Whether clients keep running statistics of BatchNorm layers."""
         return self.batchnorm in CLIENT_MODES
@@ -419,15 +439,20 @@ class RunSpec:
 
     @cached_property
     def algorithm_in_public(self) -> Algorithm:
-        """The algorithm with local optimisers, local privacy, codecs and BatchNorm state, without noise on sums."""
-        trained = compose_at_clients(self, with_local(self.algorithm, self.local))
-        coded = with_codecs(trained, self.uplink, self.downlink)
+        """The algorithm with local optimisers, personal parameters, local privacy, codecs and BatchNorm state.
+
+        Noise on sums is not part of it.
+        """
+        shared = with_personal(
+            with_local(self.algorithm, self.local), self.trained_model, self._personal, self.local_steps
+        )
+        coded = with_codecs(compose_at_clients(self, shared), self.uplink, self.downlink)
         if self.batchnorm == "local-affine" and any(vector.name == "x" for vector in coding_of(coded).down):
             raise ValueError(
                 "Cannot use 'downlink' with batchnorm='local-affine' because what a client holds of x contains its own "
                 "scales and shifts, which the server does not know; use batchnorm='local'"
             )
-        return with_batch_norm(coded, self.model, self.batchnorm)
+        return with_batch_norm(coded, self.model, self.batchnorm, self.personal_names)
 
     def recorded(self) -> dict[str, Any]:
         """The options that a run's folder records, as JSON to read."""
