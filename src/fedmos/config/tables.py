@@ -11,6 +11,7 @@ from ..core.personal_parameters import Personal
 from ..core.validation import whole_number
 from ..data import Augment, Dataset, FederatedData, Normalize, datasets
 from ..data.catalog import CATALOG
+from ..data.natural import NATURAL
 from ..engine.simulated_clock import System
 from ..evaluation.evaluate_clients import EvaluateClients
 from . import registry
@@ -91,7 +92,8 @@ class DataConfig(Strict):
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise table_error(f"{field}: has no part in the data set {one_line(self.name, 40)}")
         for field in ("normalize", "augment"):
-            if getattr(self, field) is not None and self.name in CATALOG and CATALOG[self.name].kind != "images":
+            other = self.name in NATURAL or (self.name in CATALOG and CATALOG[self.name].kind != "images")
+            if getattr(self, field) is not None and other:
                 raise table_error(f"{field}: must be left out for {self.name}, which is not made of images")
         scheme = registry.partitions().get(self.partition.name)
         countable = scheme is not None and not hasattr(scheme, "sets_clients")

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.validation import suggest
 from ..rng import Purpose, generator
-from . import catalog
+from . import catalog, natural
 from .dataset import Dataset
 from .normalize import Normalize
 from .synthetic import Quadratic, quadratic, synthetic
@@ -29,7 +29,7 @@ def load(name: str, root: str | os.PathLike[str] | None = None) -> Dataset:
     "digits" is included in scikit-learn, "shakespeare" in fedmos. The others are searched in `$FEDMOS_DATA` (default
     ~/.cache/fedmos): NAME.npz with x_train, y_train, x_test and y_test (and optionally owner); then parquet files, IDX
     files, CIFAR's binary files or LEAF's files there or in a sub-folder named after the data set; then on the Hugging
-    Face hub.
+    Face hub. Tables with natural clients, e.g. "heart_disease", are fetched with `fedmos data get NAME`.
 
     The data set is decoded once into `$FEDMOS_DATA/store` and memory-mapped from there.
 
@@ -58,7 +58,7 @@ def names() -> list[str]:
         >>> "mnist" in fm.datasets.names()
         True
     """
-    return ["digits", *catalog.CATALOG]
+    return ["digits", *catalog.CATALOG, *natural.NATURAL]
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
         if root:
             raise ValueError(f"load: 'root' must be left out for digits, which comes with scikit-learn, got {root!r}")
         return FoundDataset(_digits(), "scikit-learn", "not known")
+    if name in natural.NATURAL:
+        return _natural(natural.NATURAL[name], root)
     entry = catalog.CATALOG[name]
     found = catalog.find(entry, root, online)
     return FoundDataset(_dataset(entry, found.stored), found.place, found.status)
@@ -123,6 +125,23 @@ def _dataset(entry: catalog.CatalogEntry, stored: catalog.Stored) -> Dataset:
         owners=stored.owners,
         labels=stored.labels,
     )
+
+
+def _natural(table: natural.NaturalTable, root: str | os.PathLike[str] | None) -> FoundDataset:
+    """Return a naturally federated table; its test samples, where it has some, are the clients' and the server's."""
+    path, arrays = natural.find(table, root)
+    held = arrays.held_out
+    dataset = Dataset(
+        table.name,
+        arrays.x,
+        arrays.y,
+        None if held is None else arrays.x[held],
+        None if held is None else arrays.y[held],
+        owner=arrays.owner,
+        owners=arrays.owners,
+        held_out=held,
+    )
+    return FoundDataset(dataset, str(path), table.status(arrays))
 
 
 def _digits() -> Dataset:

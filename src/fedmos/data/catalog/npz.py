@@ -98,7 +98,7 @@ def _read(path: Path, entry: CatalogEntry) -> Items:
 
 def _names(archive: zipfile.ZipFile, entry: CatalogEntry) -> tuple[list[str] | None, Names]:
     """Return the name of each training sample's owner, and the names of owners and labels, where the file has them."""
-    given = {name: _whole(archive, name, entry.limit) for name in ("owner", "owners", "labels")}
+    given = {name: whole_array(archive, name, entry.limit) for name in ("owner", "owners", "labels")}
     owner, listed, labels = given["owner"], given["owners"], given["labels"]
     if labels is not None and (labels.dtype.kind != "U" or labels.shape != (entry.classes,)):
         raise ValueError(f"labels must be {entry.classes} names, got {labels.dtype} of shape {labels.shape}")
@@ -120,5 +120,6 @@ def _names(archive: zipfile.ZipFile, entry: CatalogEntry) -> tuple[list[str] | N
     return [names[i] for i in number], Names(classes, names)
 
 
-def _whole(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray | None:
+def whole_array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray | None:
+    """Return an array of the archive; None if it has none of this name."""
     return _Member(archive, name, limit).whole() if f"{name}.npy" in archive.namelist() else None

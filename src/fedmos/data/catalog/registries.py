@@ -67,7 +67,7 @@ def _mnist(file: IO[bytes], entry: CatalogEntry) -> Items:
 
 
 def _fmnist(file: IO[bytes], entry: CatalogEntry) -> Items:
-    with tarfile.open(fileobj=io.BytesIO(_of_deb(file, b"data.tar.xz")), mode="r:xz") as archive:
+    with tarfile.open(fileobj=io.BytesIO(member_of_deb(file, b"data.tar.xz")), mode="r:xz") as archive:
         folder = "./usr/share/datasets/fashion-mnist"
         yield from _idx(lambda name: gzip.GzipFile(fileobj=_member(archive, f"{folder}/{name}.gz")), entry)
 
@@ -100,7 +100,7 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     return stream
 
 
-def _of_deb(file: IO[bytes], name: bytes) -> bytes:
+def member_of_deb(file: IO[bytes], name: bytes) -> bytes:
     """Return a member of a Debian package, an `ar` archive: headers of 60 bytes, contents padded to even length."""
     if file.read(8) != b"!<arch>\n":
         raise ValueError("it is not a Debian package")
