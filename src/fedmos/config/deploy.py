@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from ..core.validation import LARGE, Rule, boolean, check, none, positive
+from ..core.validation import LARGE, Rule, boolean, check, none, one_of, positive
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Pattern of a client's name, which is also the name of its folder."""
@@ -35,7 +36,10 @@ class Deploy:
         rejoin: Seconds that the server waits for a client whose node is disconnected. After that, the client counts as
             late in every round until it reconnects.
         poll: Seconds between the server's queries for replies; grows while no reply arrives.
-        norm_bound: Refuse a reply that contains a vector with a larger Euclidean norm.
+        norm_bound: The largest Euclidean norm of an uploaded vector: a number; "adaptive", `norm_factor` times the
+            median of the norms of the cohort and of those that clients had before; or "off". A larger upload is left
+            out of the round and logged.
+        norm_factor: How many times the median the norm of an upload may be, where `norm_bound` is "adaptive".
         train_metrics: Whether to query every client for its training metrics when the model is evaluated.
         compress: Whether encoded vectors (the options `uplink` and `downlink`) are compressed by zlib where that makes
             them shorter. The bytes of records, which are measured, are then fewer than those of a simulation.
@@ -53,7 +57,8 @@ class Deploy:
     wait: float = 120.0
     rejoin: float = 60.0
     poll: float = 0.1
-    norm_bound: float | None = None
+    norm_bound: float | Literal["adaptive", "off"] | None = "adaptive"
+    norm_factor: float = 100.0
     train_metrics: bool = False
     compress: bool = False
 
@@ -64,7 +69,8 @@ class Deploy:
             wait=positive.up_to(_DAY),
             rejoin=positive.up_to(_DAY),
             poll=positive.up_to(60),
-            norm_bound=positive.up_to(LARGE) | none,
+            norm_bound=positive.up_to(LARGE) | one_of("adaptive", "off") | none,
+            norm_factor=Rule("≥ 1", lambda v: positive.test(v) and v >= 1, LARGE),
             train_metrics=boolean,
             compress=boolean,
         )

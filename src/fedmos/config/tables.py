@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag, model_validator
 
@@ -234,7 +234,8 @@ class DeployConfig(Strict):
     wait: Positive = 120.0
     rejoin: Positive = 60.0
     poll: Positive = 0.1
-    norm_bound: Positive | None = None
+    norm_bound: Positive | Literal["adaptive", "off"] | None = "adaptive"
+    norm_factor: Positive = 100.0
     train_metrics: Flag = False
     compress: Flag = False
 

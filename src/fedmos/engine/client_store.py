@@ -61,14 +61,15 @@ class ClientStore(Mapping[int, Vectors]):
             weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
             self._rows = {name: _SparseFile(scratch / quote(name, safe=""), clients, v) for name, v in initial.items()}
 
-    def read(self, ids: Tensor) -> Vectors:
-        """Return (M, D) for each name; a client without state gets the initial value."""
-        return {name: torch.stack([self._row(name, i) for i in ids.tolist()]) for name in self._rows}
+    def read(self, ids: Tensor, prefix: str = "") -> Vectors:
+        """Return (M, D) for each name with this prefix; a client without state gets the initial value."""
+        names = [name for name in self._rows if name.startswith(prefix)]
+        return {name: torch.stack([self._row(name, i) for i in ids.tolist()]) for name in names}
 
     def _row(self, name: str, i: int) -> Tensor:
         row = self._rows[name].get(i)
-        if row is None and i in self._restored:
-            row = self._restored[i][name].to(self._initial[name].device)
+        if row is None and i in self._restored and name in (stored := self._restored[i]):
+            row = stored[name].to(self._initial[name].device)
         return self._initial[name] if row is None else row
 
     def write(self, ids: Tensor, own: Vectors) -> None:

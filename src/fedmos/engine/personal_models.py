@@ -30,13 +30,13 @@ def personal_models(state: FederatedState, ids: Tensor, vectorised: bool = True)
     Raises:
         ValueError: If this process does not store the state of these clients.
     """
+    stored, needed = state.clients.read(ids), set(state.declaration.client_state)
     for i in ids.tolist():
-        if state.declaration.client_state and not state.clients.stores(i):
+        if needed and not (state.clients.stores(i) and needed <= set(stored)):
             raise ValueError(
                 f"Cannot give client {i} a model of its own because its state is not stored in this process; use a "
                 "simulation on one rank"
             )
-    stored = state.clients.read(ids)
     if vectorised:
         columns = {name: v[:, None] if v.ndim == 1 else v for name, v in stored.items()}
         return _models(state, ids, columns, rows=True)

@@ -27,6 +27,7 @@ from ..engine.cohort import Cohort
 from ..engine.declaration import Declaration
 from ..engine.job import JobResult
 from ..engine.reports import AT_START, extra_reports, update_norm
+from ..engine.secure_sums import secure_rule
 from ..engine.task import Task
 from ..engine.work_queue import read_values
 from ..evaluation.measurable import measurable
@@ -35,6 +36,7 @@ from ..privacy.compose import exceeded_bound, is_private
 from ..run.backends import BackendSetting
 from . import wire
 from .coded_messages import CodedMessages, HeldVectors
+from .norm_bound import NORM, AdaptiveNormBound
 from .reply_collector import Replies, ReplyCollector
 from .requests import Reply, ReplyPolicy, Request
 
@@ -54,6 +56,8 @@ class FlowerBackend:
             check_no_client_models(self._declaration)
         self._coded = CodedMessages(given.algorithm, given.task.model, given.task.seed)
         held = {HELD + name: torch.zeros_like(given.task.model.initial()) for name in self._coded.down}
+        self._bound = self._adaptive_bound(given)
+        held |= {} if self._bound is None else self._bound.initial
         self.clients = ClientStore(held, len(given.task.data), given.scratch)
         self._held = HeldVectors(self._coded, self.clients)
         self.clock = None
@@ -76,13 +80,13 @@ class FlowerBackend:
         thin = given.thin
         shapes = {} if thin is not None else self._declaration.up(given.phase)
         replies = self._train(cohort, given, shapes)
-        received = {i: reply.vectors for i, reply in replies.items()}
-        arrived = self._subset(cohort, replies)
+        received = self._accepted(given, {i: reply.vectors for i, reply in replies.items()})
+        arrived = self._subset(cohort, received)
         kept, W = arrived, None if len(arrived.ids) == len(cohort.ids) else given.ctx.W
         if thin is not None:
             reported = self._report(arrived, given, received)
             asked = thin(arrived.scaled(given.ctx.W), dict(zip(given.reports, reported[1:], strict=True)))
-            received = self._uploads(asked, given)
+            received = self._accepted(given, self._uploads(asked, given))
             kept = self._subset(asked, received)
             W = None if len(kept.ids) == len(asked.ids) else asked.W
         partial = self._add(cohort, given, kept, received)
@@ -93,10 +97,32 @@ class FlowerBackend:
             sums=sums | {name: v[uploads.to(v.device)] for name, v in rows.items()},
             kept=kept if W is None else kept.scaled(W),
             arrived=arrived,
-            states=(kept.ids, self._held.states(kept.ids) if given.phase == "train" else {}),
+            states=(kept.ids, self._states(kept.ids) if given.phase == "train" else {}),
             report=self._report(arrived, given, received).to(given.x.device),
             updates=updates,
         )
+
+    def _adaptive_bound(self, given: BackendSetting) -> AdaptiveNormBound | None:
+        """Return the adaptive bound; None where it is off, or where clients must not be compared with each other."""
+        factor = self._reply_policy.norm_factor
+        if factor is None or self._private is not None or secure_rule(given.algorithm) is not None:
+            return None
+        return AdaptiveNormBound(self._declaration, given.task.model.size, factor, self._collector.registry.describe)
+
+    def _accepted(self, given: PhaseInput, received: dict[int, Vectors]) -> dict[int, Vectors]:
+        """Return the uploads whose norms are in proportion."""
+        if self._bound is None:
+            return received
+        return self._bound.accepted(given.phase, given.ctx.t, received, self._norms_of_all())
+
+    def _states(self, ids: Tensor) -> Vectors:
+        """Return what the server stores of clients after a round."""
+        norms = {} if self._bound is None else self._bound.states(ids, self._norms_of_all())
+        return self._held.states(ids) | norms
+
+    def _norms_of_all(self) -> Vectors:
+        """Return the largest norms of all clients, (N,) by name."""
+        return self.clients.read(torch.arange(len(self._task.data)), NORM)
 
     def _subset(self, cohort: Cohort, found: Mapping[int, Any]) -> Cohort:
         """Return the clients of the cohort that are in `found`, with their weights."""
@@ -234,6 +260,8 @@ class FlowerBackend:
             self._has_model, self._has_difference = set(), set()
             self._answers, self._reports, self._late = {}, {}, set()
             self._held.enter_round()
+            if self._bound is not None:
+                self._bound.enter_round()
 
     def _probe(self, request: Request, t: int, ids: Tensor, key: Any, part: Callable[[Reply], Tensor]) -> list[Tensor]:
         """Return each client's answer. A client is asked once per round, even if the selector starts again."""

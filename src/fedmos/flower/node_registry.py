@@ -59,6 +59,11 @@ class NodeRegistry:
         """The node session of a client; None while the client is not connected."""
         return self._sessions.get(client)
 
+    def describe(self, client: int) -> str:
+        """Name a client and its node for the log."""
+        session = self.session(client)
+        return f"client '{self.names[client]}'" + ("" if session is None else f" (node {session.node})")
+
     @property
     def identifying(self) -> bool:
         """Whether identification requests are pending."""

@@ -20,6 +20,9 @@ class ReplyPolicy(NamedTuple):
     deadline: float
     """Seconds for each request."""
     norm_bound: float | None
+    """The largest norm of a vector; None for no fixed bound."""
+    norm_factor: float | None
+    """How many times the median a norm may be; None for no adaptive bound."""
     reports: Sequence[str]
     """The reports that the selector declares."""
     train_metrics: bool

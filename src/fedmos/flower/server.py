@@ -138,7 +138,8 @@ def _reply_policy(deployment: Deployment, run: str) -> ReplyPolicy:
     return ReplyPolicy(
         run=run,
         deadline=_DEFAULT_DEADLINE if system is None or system.deadline is None else system.deadline,
-        norm_bound=deploy.norm_bound,
+        norm_bound=None if isinstance(deploy.norm_bound, str) else deploy.norm_bound,
+        norm_factor=deploy.norm_factor if deploy.norm_bound == "adaptive" else None,
         reports=spec.selection.reports,
         train_metrics=deploy.train_metrics,
         compress=deploy.compress,

@@ -1,0 +1,111 @@
+"""The adaptive bound on the norms of uploads: an update that is far larger than all others is dropped and logged.
+
+An upload is compared with the uploads of the same name in the cohort and with the largest accepted one of every client.
+Its norm may be `factor` times their median. These largest norms only grow, so a federation that has converged accepts
+a client that joins it. They are state of clients at the server, and so part of its checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Vectors
+from ..engine.declaration import Declaration
+from ..engine.job import Phase
+
+_log = logging.getLogger("fedmos")
+
+NORM = "norm."
+"""The names of the largest accepted norms in the state of clients begin with this."""
+_FEWEST = 3
+"""The number of norms from which on an upload is dropped."""
+
+Describe = Callable[[int], str]
+"""Names a client and its node."""
+
+
+class AdaptiveNormBound:
+    """Drops uploads whose norm is out of proportion.
+
+    Args:
+        declaration: What the algorithm uploads. Vectors of the model's size have a bound.
+        size: The number of parameters of the model.
+        factor: How many times the median a norm may be.
+        describe: Names a client and its node in the log.
+    """
+
+    def __init__(self, declaration: Declaration, size: int, factor: float, describe: Describe) -> None:
+        phases: tuple[Phase, ...] = ("prepare", "train")
+        self._names = {
+            phase: [name for name, shape in declaration.up(phase).items() if shape == (size,)] for phase in phases
+        }
+        self._factor, self._describe = factor, describe
+        self._norms: dict[int, dict[str, float]] = {}
+        """The norms of this round's accepted uploads, by client and name in the state of clients."""
+
+    @property
+    def initial(self) -> Vectors:
+        """The state of a client before its first upload."""
+        names = [NORM + f"{phase}.{name}" for phase, names in self._names.items() for name in names]
+        return {name: torch.zeros((), dtype=torch.float64) for name in names}
+
+    def enter_round(self) -> None:
+        """Forget the norms of the round before; if it was committed, the state of clients has them."""
+        self._norms = {}
+
+    def accepted(self, phase: Phase, t: int, received: Mapping[int, Vectors], known: Vectors) -> dict[int, Vectors]:
+        """Return the uploads of a cohort without those that are out of proportion, which are logged.
+
+        Args:
+            phase: The phase of the uploads.
+            t: The round.
+            received: The uploads of each client.
+            known: The state of all clients, (N,) for each name.
+        """
+        dropped: set[int] = set()
+        for name in self._names[phase]:
+            norms = {i: float(v[name].double().norm()) for i, v in received.items() if name in v}
+            key = f"{NORM}{phase}.{name}"
+            dropped |= self._outliers(name, t, norms, known[key])
+            for i, norm in norms.items():
+                self._norms.setdefault(i, {})[key] = norm
+        return {i: v for i, v in received.items() if i not in dropped}
+
+    def states(self, ids: Tensor, known: Vectors) -> Vectors:
+        """Return the new state of clients whose uploads were accepted, given that of all clients."""
+        if not len(ids):
+            return {}
+        new = {name: v[ids].clone() for name, v in known.items()}
+        for row, i in enumerate(ids.tolist()):
+            for name, norm in self._norms.get(i, {}).items():
+                new[name][row] = max(norm, float(new[name][row]))
+        return new
+
+    def _outliers(self, name: str, t: int, norms: Mapping[int, float], known: Tensor) -> set[int]:
+        """Return the clients whose norm is over the bound, and log them."""
+        compared = sorted(norm for norm in (*norms.values(), *known.tolist()) if norm > 0)
+        if not compared:
+            return set()
+        median = compared[(len(compared) - 1) // 2]
+        bound = self._factor * median
+        outliers = {i for i, norm in norms.items() if norm > bound}
+        acts = len(compared) >= _FEWEST
+        for i in sorted(outliers):
+            _log.warning(
+                "Anomaly: %s the update of %s in round %d: '%s' has a norm of %.4g, over the bound of %.4g, %g times "
+                "the median of %d norms%s",
+                "dropped" if acts else "kept",
+                self._describe(i),
+                t + 1,
+                name,
+                norms[i],
+                bound,
+                self._factor,
+                len(compared),
+                "" if acts else ", which are too few to tell which of them is wrong",
+            )
+        return outliers if acts else set()
