@@ -29,6 +29,13 @@ def test_the_same_as_the_simulation(deployed, algorithm, rule):
     compare(deployed, algorithm, rule)
 
 
+@pytest.mark.parametrize(
+    "rule", [one if not one.scale_free else pytest.param(one, marks=pytest.mark.extended) for one in RULES], ids=str
+)
+def test_every_rule(deployed, rule):
+    compare(deployed, fm.FedAvg(lr=0.1), rule)
+
+
 def test_thinning_and_codecs(deployed):
     compare(deployed, fm.FedAvg(lr=0.1), aggregation.Median(), selection=SELECTORS["OCS"], uplink=fm.codecs.Quantize(4))
 
