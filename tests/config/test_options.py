@@ -4,6 +4,7 @@ from dataclasses import MISSING, fields
 
 import pytest
 
+import fedmos as fm
 from fedmos.config import schema as config
 from fedmos.config.options import TOML_TYPES, option_fields
 from fedmos.run.options import options_of
@@ -58,3 +59,11 @@ def test_a_generated_key_is_validated_by_the_rule_of_the_option(key, value, sent
     with pytest.raises(config.ConfigError) as caught:
         config.parse(config.RunConfig, RUN | {key: value})
     assert str(caught.value) == f"configuration: {sentence}"
+
+
+@pytest.mark.parametrize(("given", "over"), [("Cox", "events"), ({"name": "Cox", "over": "samples"}, "samples")])
+def test_a_batch_loss_by_name_and_with_fields(given, over):
+    run = config.parse(config.RunConfig, RUN | {"loss": given})
+    assert run.arguments(run.algorithm, run.selection, 0)["loss"] == fm.losses.Cox(over=over)
+    with pytest.raises(ValueError, match="Cox: 'over' must be 'events' or 'samples', got 'x'"):
+        fm.losses.Cox(over="x")

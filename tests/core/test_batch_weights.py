@@ -121,6 +121,10 @@ def test_cox_against_its_definition():
     events = torch.tensor([1, 1, 0, 0, 1, 1, 0, 1, 0])
     targets = torch.stack([times, events.double()], 1)
     cox, mask = fm.losses.Cox(), torch.ones(9, dtype=torch.bool)
+    over_samples = fm.losses.Cox(over="samples")
+    assert torch.allclose(over_samples(scores, targets, mask), cox(scores, targets, mask) * events.sum() / 9)
+    few = torch.arange(9) < 6
+    assert torch.allclose(over_samples(scores, targets, few), cox(scores, targets, few) * events[:6].sum() / 6)
     assert torch.allclose(cox(scores[:, None], targets, mask), cox_by_hand(scores, times, events))
     some = torch.arange(9) < 6  # padding changes nothing
     expected = cox_by_hand(scores[:6], times[:6], events[:6])

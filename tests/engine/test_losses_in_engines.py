@@ -150,7 +150,15 @@ def pairwise(outputs, targets, mask):
 @pytest.mark.parametrize(
     "algorithm", [fm.FedAvg(lr=0.05), fm.Scaffold(lr=0.05), fm.Mime(lr=0.05)], ids=lambda a: type(a).__name__
 )
-@pytest.mark.parametrize("loss", [fm.losses.Cox(), fm.losses.Batch(pairwise)], ids=["Cox", "ranking"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        fm.losses.Cox(),
+        pytest.param(fm.losses.Cox(over="samples"), marks=pytest.mark.extended),
+        fm.losses.Batch(pairwise),
+    ],
+    ids=["Cox", "Cox over samples", "ranking"],
+)
 def test_batch_losses_are_vectorised_with_masks(loss, algorithm):
     data = survival() if isinstance(loss, fm.losses.Cox) else rare_classes()
     loop, batched = (train(engine, loss, data, model(1), algorithm=algorithm) for engine in ("loop", "batched"))

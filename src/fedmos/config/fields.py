@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, ValidationInfo, model_validator
 
 from ..core import validation as validate
+from ..core.batch_losses import LOSS_CLASSES
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.losses import NAMES
@@ -270,7 +271,7 @@ def _kind_of_decay(v: Any) -> str:
 
 
 Profile = Annotated[Annotated[Positive, Tag("value")] | Annotated[Choice, Tag("table")], Discriminator(_is_table)]
-LossName = _named(*NAMES)
+LossName = _named(*NAMES, *LOSS_CLASSES)
 MetricNames: Any = list[_named(*METRIC_CLASSES)]  # type: ignore[misc]
 DecayTable = Annotated[
     Annotated[float, Tag("number")] | Annotated[dict[str, float], Tag("rounds")] | Annotated[Choice, Tag("schedule")],

@@ -14,6 +14,7 @@ from ..aggregation import Aggregation
 from ..algorithm import Algorithm
 from ..attacks import Attack
 from ..codecs.codec import Codec
+from ..core.batch_losses import LOSS_CLASSES
 from ..core.formatting import format_value
 from ..core.losses import NAMES
 from ..core.metric_names import is_client_metric
@@ -116,7 +117,7 @@ class Training(TrainingOptions):
             given["lr_decay"] = {int(key): factor for key, factor in self.lr_decay.items()}
         elif isinstance(self.lr_decay, Choice):
             given["lr_decay"] = build_function("lr_decay", self.lr_decay, registry.schedules())
-        given["loss"] = self.loss if self.loss in NAMES else build_function("loss", self.loss, {})
+        given["loss"] = self.loss if self.loss in NAMES else build_function("loss", self.loss, LOSS_CLASSES)
         given["dtype"] = getattr(torch, self.dtype)
         with error_location(""):
             given["device"] = find_device(self.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,30 +59,61 @@ class Cox(Batch):
     """The negative partial log-likelihood of Cox's proportional-hazards model, with Breslow's handling of ties.
 
     Outputs are one log hazard per sample, (B,) or (B, 1). Targets are (B, 2): the time, and 1 for an event or 0 for a
-    censored sample. The loss is the mean over the events of a batch; a batch without an event has the loss 0. The
-    metric that goes with it is `fm.metrics.CIndex`.
+    censored sample. A batch without an event has the loss 0. The metric that goes with it is `fm.metrics.CIndex`.
+
+    Args:
+        over: What the sum over the events of a batch is divided by: the number of "events", or that of all "samples",
+            so that batches with few events count less, as in FLamby.
+
+    Raises:
+        ValueError: If `over` is neither.
 
     Example:
         >>> targets = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
         >>> mask = torch.ones(2, dtype=torch.bool)
         >>> round(float(fm.losses.Cox()(torch.zeros(2, 1), targets, mask)), 4)
         0.6931
+        >>> round(float(fm.losses.Cox(over="samples")(torch.zeros(2, 1), targets, mask)), 4)
+        0.3466
     """
 
-    def __init__(self) -> None:
-        super().__init__(_cox)
-        self.__name__ = "Cox"
+    def __init__(self, over: Literal["events", "samples"] = "events") -> None:
+        if over not in ("events", "samples"):
+            raise ValueError(f"Cox: 'over' must be 'events' or 'samples', got {over!r}")
+        super().__init__(_cox_over_events if over == "events" else _cox_over_samples)
+        self.over = over
+        self.__name__ = "Cox" if over == "events" else "Cox(over='samples')"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cox) and self.over == other.over
+
+    def __hash__(self) -> int:
+        return hash((Cox, self.over))
 
 
-def _cox(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+LOSS_CLASSES: dict[str, type[Batch]] = {"Cox": Cox}
+"""Losses of whole batches that a configuration can name."""
+
+
+def _cox_over_events(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    terms, events = _cox_terms(outputs, targets, mask)
+    return terms.sum() / events.sum().clamp(min=1)
+
+
+def _cox_over_samples(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    terms, _ = _cox_terms(outputs, targets, mask)
+    return terms.sum() / mask.sum().clamp(min=1)
+
+
+def _cox_terms(outputs: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the term of each sample, 0 unless it is an event, and which samples are events."""
     scores, times = outputs.reshape(len(targets)), targets[:, 0]
     events = (targets[:, 1] > 0) & mask
     at_risk = (times[None, :] >= times[:, None]) & mask[None, :]
     log_risk = scores.expand(len(scores), -1).masked_fill(~at_risk, -torch.inf)
     # Rows of padding have no sample at risk; a finite row keeps their gradient finite.
     log_risk = torch.where(events[:, None], log_risk, 0).logsumexp(1)
-    terms = torch.where(events, log_risk - scores, 0)
-    return terms.sum() / events.sum().clamp(min=1)
+    return torch.where(events, log_risk - scores, 0), events
 
 
 def _positional_arguments(f: Callable[..., Any]) -> int:
