@@ -47,9 +47,36 @@ def test_one_two_and_four_ranks_come_to_the_same_bits():
     """Jobs of all kinds."""
     job = job_of("all")
     same_bits(job["digests"], jobs=22, sizes=3)
+    check_sums(job["sums"]["4"])
     uneven = job["uneven kernels"]
     assert uneven["two"] == uneven["four"] == uneven["two, then one"]
     assert len({uneven[name] for name in ("one rank", "two", "two, cut off")}) == 3
+
+
+def check_sums(by_rank: list[list[dict]]) -> None:
+    """Equal to sums in one process, in at most the bytes of the slices of all pieces and of one vector, padded."""
+    R = len(by_rank)
+    for rank, cases in enumerate(by_rank):
+        assert all(case["equal"] and case["gathered"] for case in cases)
+        assert not all(case["another order"] for case in cases)
+        for case in cases:
+            others = sum(owner != rank for owner in case["owner"])
+            padded = case["n"] / R + 8  # a slice, rounded up to a whole number of values
+            assert case["bytes"] <= others * padded + (R - 1) * padded
+
+
+def test_ranks_sum_slices_to_the_bits_of_one_process(job):
+    check_sums(job["sums"]["3"])
+
+
+@pytest.mark.extended
+def test_eight_and_sixteen_ranks_come_to_the_same_bits():
+    job = job_of("many")
+    same_bits(job["digests"], jobs=4, sizes=3)
+    for size in ("8", "16"):
+        check_sums(job["sums"][size])
+        last = job["sums"][size][0][-1]
+        assert last["bytes"] < last["bytes to gather"] / 4
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

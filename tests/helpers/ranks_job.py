@@ -10,6 +10,7 @@ import glob
 import json
 import sys
 import tempfile
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -205,26 +206,85 @@ def threads_of_ranks(folder: Path) -> list[dict[str, list[str]]]:
     return [json.loads((folder / f"threads-{number}.json").read_text()) for number in range(2)]
 
 
+VECTORS = [(1, 5), (3, 1), (7, 3), (64, 16), (1001, 8), (4099, 23)]
+"""Lengths of vectors, and how many are added."""
+
+
+def pieces_of(n: int, pieces: int, dtype: torch.dtype, size: int) -> tuple[list[torch.Tensor], list[int]]:
+    """Vectors whose sum depends on the order of additions, and the rank of each; some ranks have none."""
+    source = torch.Generator().manual_seed(n)
+    scales = 10.0 ** torch.randint(-3, 4, (pieces, 1), generator=source)
+    vectors = (torch.randn(pieces, n, generator=source, dtype=torch.float64) * scales).to(dtype)
+    return list(vectors), (torch.randint(0, max(1, size - 1), (pieces,), generator=source)).tolist()
+
+
+def sums_of_ranks(folder: Path, sizes: tuple[int, ...]) -> dict[int, list[list[dict]]]:
+    """By number of ranks and by rank: what `sum_in_order` returns and the bytes it and `gather` receive, as JSON."""
+
+    def add(out: Path) -> None:
+        ranks.join()
+        own, found = ranks.Ranks.joined(), []
+        for dtype in (torch.float32, torch.float64):
+            for n, count in VECTORS:
+                vectors, owner = pieces_of(n, count, dtype, own.size)
+                mine = {number: v for number, v in enumerate(vectors) if owner[number] == own.rank}
+                summed, received = own.sum_in_order(mine, owner, vectors[0]), own.bytes_received
+                gathered = own.gather(mine, owner, vectors[0])
+                found.append(
+                    {
+                        "equal": torch.equal(summed, reduce(torch.add, vectors)) and summed.dtype == dtype,
+                        "gathered": all(map(torch.equal, gathered, vectors)),
+                        "another order": torch.equal(summed, reduce(torch.add, reversed(vectors))),
+                        "bytes": received,
+                        "bytes to gather": own.bytes_received - received,
+                        "owner": owner,
+                        "n": n * dtype.itemsize,
+                    }
+                )
+                own.bytes_received = 0
+        (out / f"{own.rank}.json").write_text(json.dumps(found))
+
+    for size in sizes:
+        (folder / f"sums-{size}").mkdir()
+        jobs.in_ranks(size, lambda size=size: add(folder / f"sums-{size}"))
+    return {size: [json.loads((folder / f"sums-{size}/{r}.json").read_text()) for r in range(size)] for size in sizes}
+
+
 SOME = ("a clock, some late", "coded messages", "privacy", "evaluation of clients", "every declared shape")
 
 
-def main(everything: bool) -> None:
-    found: dict[str, dict[int, str]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in (*jobs.COMBINATIONS, *HARD) if everything else ("SCAFFOLD + MD", *SOME):
-            changes = {"rounds": 7, "checkpoint_every": 3} | dict(HARD.get(name, {}))
-            if changes.get("data") == "poisoned":
-                changes["data"] = poisoned()
-            combination = name if name in jobs.COMBINATIONS else next(iter(jobs.COMBINATIONS))
-            found[name] = {}
-            for size in (1, 2, 4) if everything else (1, 2):
-                out = Path(folder) / name.replace(" ", "-") / str(size)
-                jobs.in_ranks(size, lambda out=out, c=combination, changes=changes: jobs.train(c, out, **changes))
-                found[name][size] = jobs.digest(out)
-        uneven = uneven_kernels(Path(folder)) if everything else {}
-        threads = threads_of_ranks(Path(folder))
-        print(json.dumps({"digests": found, "uneven kernels": uneven, "threads": threads}))
+NAMES = {
+    "some": ("SCAFFOLD + MD", *SOME),
+    "many": ("SCAFFOLD + MD", "coded messages", "every declared shape", "secure aggregation"),
+    "all": (*jobs.COMBINATIONS, *HARD),
+}
+SIZES = {"some": (1, 2), "many": (1, 8, 16), "all": (1, 2, 4)}
+
+
+def digests(folder: Path, name: str, sizes: tuple[int, ...]) -> dict[int, str]:
+    """The digest of a job by number of ranks."""
+    changes = {"rounds": 7, "checkpoint_every": 3} | dict(HARD.get(name, {}))
+    if changes.get("data") == "poisoned":
+        changes["data"] = poisoned()
+    combination, found = name if name in jobs.COMBINATIONS else next(iter(jobs.COMBINATIONS)), {}
+    for size in sizes:
+        out = folder / name.replace(" ", "-") / str(size)
+        jobs.in_ranks(size, lambda out=out: jobs.train(combination, out, **changes))
+        found[size] = jobs.digest(out)
+    return found
+
+
+def main(what: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder, sizes = Path(name), SIZES[what]
+        found = {
+            "digests": {job: digests(folder, job, sizes) for job in NAMES[what]},
+            "uneven kernels": uneven_kernels(folder) if what == "all" else {},
+            "threads": threads_of_ranks(folder) if what == "some" else [],
+            "sums": sums_of_ranks(folder, (3,) if what == "some" else sizes[1:]),
+        }
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] != ["some"])
+    main(sys.argv[1])

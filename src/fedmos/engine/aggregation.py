@@ -221,25 +221,30 @@ def clone_rows(result: JobResult) -> JobResult:
     return result._replace(uploads=clones(result.uploads), own=clones(result.own))
 
 
-def total(sums: Mapping[int, Sums], partial: PartialUpdate, weights: Tensor, W: float | None) -> Vectors:
-    """Add the sums of all blocks in order and normalise them.
-
-    Args:
-        sums: By block.
-        partial: The update that they are parts of, of this or another rank.
-        weights: The weights of the kept clients.
-        W: Σ weights of the cohort if clients were left out, whose weights then go to the others; None otherwise.
-    """
+def add_blocks(sums: Mapping[int, Sums]) -> Sums:
+    """Add the sums of all blocks in order."""
     vectors = sums[0]
     for block in range(1, len(sums)):
         vectors = [v + w for v, w in zip(vectors, sums[block], strict=True)]
+    return vectors
+
+
+def normalise(sums: Sums, partial: PartialUpdate, weights: Tensor, W: float | None) -> Vectors:
+    """Return the sums of a cohort by name, scaled as their rules say.
+
+    Args:
+        sums: Over all blocks.
+        partial: The update that they are the sums of, of this or another rank.
+        weights: The weights of the kept clients.
+        W: Σ weights of the cohort if clients were left out, whose weights then go to the others; None otherwise.
+    """
     summed = {name: rule for name, (_, rule) in partial.rules.items() if rule != "each"}
     scales = {name: _scale(rule, weights, W) for name, rule in summed.items()}
     if partial.secure is not None:
-        integers = dict(zip(partial.summed, vectors, strict=True))
+        integers = dict(zip(partial.summed, sums, strict=True))
         counted = {SATURATED: integers[SATURATED]} if SATURATED in integers else {}
         return partial.secure.decode(integers, scales, partial.x) | counted
-    return {name: v if scales[name] == 1 else scales[name] * v for name, v in zip(summed, vectors, strict=True)}
+    return {name: v if scales[name] == 1 else scales[name] * v for name, v in zip(summed, sums, strict=True)}
 
 
 def _scale(rule: str, weights: Tensor, W: float | None) -> float:

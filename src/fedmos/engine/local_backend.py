@@ -12,7 +12,7 @@ from ..algorithm import Algorithm, Vectors
 from ..core.personal_parameters import PERSONAL
 from ..core.statistics_layout import AFFINE, STATISTICS
 from ..rng import Purpose, permute
-from .aggregation import PartialUpdate, block_width, both, secure_sums, select, total, upload_factors
+from .aggregation import PartialUpdate, block_width, both, normalise, secure_sums, select, upload_factors
 from .backend import CohortUpdate, ModelEvaluator, NonFiniteUpdate, PhaseInput, StepObserver, UpdatePolicy
 from .client_store import ClientStore
 from .cohort import Cohort
@@ -77,7 +77,7 @@ class LocalBackend:
         if given.timing is not None:
             given.timing.record(given.phase, cohort.ids, reported.samples, None if given.thin is None else uploads)
         gathered = self._exchange.gather(partial)
-        sums, report = total(gathered.sums, partial, kept.weights, W), reported.report
+        sums, report = normalise(gathered.sums, partial, kept.weights, W), reported.report
         saturated = sums.pop(SATURATED, None)
         updates = partial.take_updates(gathered.rows, uploads)
         return CohortUpdate(

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..algorithm import Vectors
-from .aggregation import Division, PartialUpdate, Sums, all_positions, concat, select
+from .aggregation import Division, PartialUpdate, Sums, add_blocks, all_positions, concat, select
 from .client_store import ClientStore
 from .declaration import Shapes
 from .ranks import Ranks
@@ -32,10 +33,10 @@ class GatheredReports(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The sums of all ranks."""
+    """The sums of a cohort."""
 
-    sums: dict[int, Sums]
-    """By block."""
+    sums: Sums
+    """Over all blocks, added in order."""
     rows: Vectors
     """(S, …) for each sum of the rule "each"; zeros for clients that were left out."""
 
@@ -53,7 +54,7 @@ class Exchange(Protocol):
         """Return the reports and sample counts of every client of the cohort."""
 
     def gather(self, partial: PartialUpdate) -> Gathered:
-        """Combine the sums of all ranks."""
+        """Add the sums of all blocks in order, and gather rows."""
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         """Return the accepted clients whose state this process stores, and their new state."""
@@ -77,7 +78,7 @@ class SingleProcess:
         return GatheredReports(partial.report(), partial.samples())
 
     def gather(self, partial: PartialUpdate) -> Gathered:
-        return Gathered(partial.sums(), partial.all_rows())
+        return Gathered(add_blocks(partial.sums()), partial.all_rows())
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:
         names = list(partial.states[0][1]) if partial.states else []
@@ -115,14 +116,11 @@ class AcrossRanks:
         ranks.record_speed(sum(division.costs[block] for block in partial.blocks), partial.seconds)
         shapes = partial.summed.values()
         sizes = [math.prod(shape) for shape in shapes]
-        flat = {block: torch.cat([v.flatten() for v in found]) for block, found in partial.sums().items() if found}
-        gathered = (
-            ranks.gather(flat, division.owner, like.new_empty(sum(sizes))) if sizes else [like] * len(division.owner)
-        )
-        sums = {
-            n: [part.view(shape) for part, shape in zip(v.split(sizes), shapes, strict=True)] if sizes else []
-            for n, v in enumerate(gathered)
-        }
+        if not sizes:
+            return Gathered([], self._gather_rows(partial))
+        flat = {block: torch.cat([v.flatten() for v in found]) for block, found in partial.sums().items()}
+        summed = ranks.sum_in_order(flat, division.owner, like.new_empty(sum(sizes))).split(sizes)
+        sums = [part.view(shape) for part, shape in zip(summed, shapes, strict=True)]
         return Gathered(sums, self._gather_rows(partial))
 
     def _gather_rows(self, partial: PartialUpdate) -> Vectors:
@@ -138,11 +136,13 @@ class AcrossRanks:
 
     def reports(self, partial: PartialUpdate) -> GatheredReports:
         division, report = partial.division, partial.report()
-        table = torch.zeros((len(report) + 1, division.S), dtype=torch.float64)
-        table[:, division.mine] = torch.cat([report.cpu(), partial.samples()[None].to(torch.float64)])
-        tables = self._ranks.all_gather(table)
-        ranks = [division.owner[n // division.width] for n in range(division.S)]
-        whole = torch.stack([tables[rank][:, n] for n, rank in enumerate(ranks)], dim=1)
+        columns = torch.cat([report.cpu(), partial.samples()[None].to(torch.float64)])
+        like = columns.new_zeros((len(columns), division.width))
+        mine = {}
+        for block in partial.blocks:
+            found = columns[:, division.mine // division.width == block]
+            mine[block] = F.pad(found, (0, division.width - found.shape[1]))  # the last block can be shorter
+        whole = torch.cat(self._ranks.gather(mine, division.owner, like), dim=1)[:, : division.S]
         return GatheredReports(whole[:-1].to(report.device), whole[-1].to(torch.int64))
 
     def new_states(self, ids: Tensor, accepted: Tensor | None, partial: PartialUpdate) -> tuple[Tensor, Vectors]:

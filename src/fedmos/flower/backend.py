@@ -16,9 +16,10 @@ from ..core.statistics_layout import AFFINE, STATISTICS
 from ..engine.aggregation import (
     Division,
     PartialUpdate,
+    add_blocks,
     all_positions,
     block_width,
-    total,
+    normalise,
     upload_factors,
 )
 from ..engine.backend import CohortUpdate, PhaseInput, StepObserver, UnresponsiveClients, UpdatePolicy
@@ -92,7 +93,7 @@ class FlowerBackend:
         partial = self._add(cohort, given, kept, received)
         rows, uploads = partial.all_rows(), torch.isin(cohort.ids, kept.ids)
         updates = partial.take_updates(rows, uploads)
-        sums = total(partial.sums(), partial, kept.weights, W)
+        sums = normalise(add_blocks(partial.sums()), partial, kept.weights, W)
         return CohortUpdate(
             sums=sums | {name: v[uploads.to(v.device)] for name, v in rows.items()},
             kept=kept if W is None else kept.scaled(W),
