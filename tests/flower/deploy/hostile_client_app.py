@@ -54,7 +54,12 @@ def fails(content):
     raise RuntimeError("no memory")
 
 
-FAULTS = [nan, wrong_shape, wrong_dtype, missing_field, object_array, huge_header, last_rounds, fails]
+def too_long(content):
+    values = np.frombuffer(content["vectors"]["delta"].data, dtype="<f4")
+    with_delta(content, data=(np.float32(1e6) * values).tobytes())
+
+
+FAULTS = [nan, wrong_shape, wrong_dtype, missing_field, object_array, huge_header, last_rounds, fails, too_long]
 
 
 def tampered(message, context):

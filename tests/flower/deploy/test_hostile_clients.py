@@ -36,7 +36,7 @@ class WithoutOne(fm.FedAvg):
 
 
 def test_a_hostile_client(deployment, app, tmp_path):
-    settings = configuration("rpow-d", rounds=len(REASONS), selection={"name": "Full"})
+    settings = configuration("rpow-d", rounds=len(REASONS) + 1, selection={"name": "Full"})
     folder = app(settings)
     (client,) = folder.glob("*/client_app.py")
     shutil.copy(Path(__file__).with_name("hostile_client_app.py"), client)
@@ -48,6 +48,8 @@ def test_a_hostile_client(deployment, app, tmp_path):
     assert len(refused) == len(REASONS)
     for t, (line, reason) in enumerate(zip(refused, REASONS, strict=True)):
         assert f"in round {t + 1}: {reason}" in line
+    (anomaly,) = [line for line in log if "Anomaly: dropped the update of client '1' (node " in line]
+    assert f"in round {len(REASONS) + 1}: 'delta' has a norm of" in anomaly
     parts = settings.arguments(settings.algorithm, settings.selection, settings.seed)
     who = float(parts["data"].importance[1].to(torch.float32))
     poisoned = WithoutOne(lr=parts["algorithm"].lr, who=who)
