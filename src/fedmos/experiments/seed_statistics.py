@@ -120,6 +120,14 @@ class MethodResult:
         known = {seed: info.get("client_accuracy", {}) for seed, info in self.infos.items()}
         return {seed: float(found["worst_tenth"]) for seed, found in known.items() if "worst_tenth" in found}
 
+    def mean_clients(self) -> dict[int, float]:
+        """Return the mean accuracy over clients on their own test samples under the final models they use, by seed.
+
+        Empty where clients were not evaluated on test samples (`evaluate_clients`).
+        """
+        known = {seed: info.get("client_accuracy", {}) for seed, info in self.infos.items()}
+        return {seed: float(found["mean"]) for seed, found in known.items() if found.get("samples") == "test"}
+
     def epsilons(self) -> dict[int, float]:
         """Return the ε that each run has spent, by seed; empty for runs without privacy."""
         last = {seed: history[-1].epsilon for seed, history in self.runs.items() if len(history)}

@@ -65,8 +65,12 @@ class ComparisonTable:
         columns.append(TableColumn(f"final {self.metric}", self._final, value=final, best=best))
         if any(result.epsilons() for result in self.results):
             columns.append(TableColumn("ε", _epsilon, value=_epsilon_mean, best="lowest"))
+        tested = any(result.mean_clients() for result in self.results)
+        if tested:
+            columns.append(TableColumn("mean accuracy of clients", _clients, False, _clients_mean, "highest"))
         if any(result.worst_clients() for result in self.results):
-            columns.append(TableColumn("accuracy of the worst 10 % of clients", _worst, True, _worst_mean, "highest"))
+            heading = "accuracy of the worst 10 % of clients"
+            columns.append(TableColumn(heading, _worst, not tested, _worst_mean, "highest"))
         if self.target is not None and len(self.results) > 1:
             columns += [
                 TableColumn(
@@ -176,6 +180,8 @@ class ComparisonTable:
         per_seed = {name: self.costs(result.label, name) for name in names} | {"final": result.final(self.metric)}
         if spent := result.epsilons():
             per_seed["epsilon"] = {seed: spent.get(seed) for seed in result.runs}
+        if means := result.mean_clients():
+            per_seed["mean_clients"] = {seed: means.get(seed) for seed in result.runs}
         if worst := result.worst_clients():
             per_seed["worst_clients"] = {seed: worst.get(seed) for seed in result.runs}
         known = {name: [v for v in values.values() if v is not None] for name, values in per_seed.items()}
@@ -211,6 +217,15 @@ def _epsilon(result: MethodResult) -> str:
 
 def _epsilon_mean(result: MethodResult) -> float | None:
     return _mean_of_all(list(result.epsilons().values()))
+
+
+def _clients(result: MethodResult) -> str:
+    known = list(result.mean_clients().values())
+    return spread(known, 3) if known else "not measured"
+
+
+def _clients_mean(result: MethodResult) -> float | None:
+    return _mean_of_all(list(result.mean_clients().values()))
 
 
 def _worst(result: MethodResult) -> str:

@@ -8,12 +8,12 @@ from ..core.metric_names import is_loss
 from ..evaluation.diagnostics import MEASURES
 from . import sections
 from .answer import answer
-from .client_accuracy import client_accuracy
+from .client_accuracy import client_accuracy, client_scatter
 from .controls import controls, drawn_first
 from .elements import html_document
 from .participation import participation
 from .payload import COLOURS as COLOURS
-from .payload import all_curves, payload
+from .payload import all_curves, payload, scatter_data
 from .split import split_figure
 from .study import ReportStudy
 from .tradeoff import tradeoff
@@ -23,11 +23,13 @@ def html(study: ReportStudy) -> str:
     """Return the page: the chart of the target's metric first, then the table, further figures and the settings."""
     curves, axes = all_curves(study)
     accuracies = [client_accuracy(result) for result in study.results]
+    scatter = client_scatter(study.results, study.table.baseline)
     participations = [participation(result) for result in study.results]
     split = split_figure(study) if study.progress is None else "It is shown when the comparison is complete."
     metric = study.table.metric
     traded = tradeoff(curves[metric], is_loss(metric)) if study.table.coded and metric in curves else None
     data = payload(study, curves, axes, split, accuracies, participations, traded)
+    data["gains"] = scatter_data(scatter)
     methods = [result.label for result in study.results]
     (first, lines), *others = ((metric, lines) for metric, lines in curves.items() if metric not in MEASURES)
     rest = [
@@ -38,6 +40,7 @@ def html(study: ReportStudy) -> str:
         *(sections.metric_figure(metric, lines) for metric, lines in others),
         *sections.diagnostics({measure: lines for measure, lines in curves.items() if measure in MEASURES}),
         *sections.client_accuracy_figure(methods, accuracies),
+        *sections.client_scatter_figure(methods, scatter),
         "<h2>The split</h2>",
         sections.split_section(split),
         "<h2>Client participation</h2>",

@@ -11,7 +11,7 @@ from ..core.history import METRICS
 from ..core.metric_names import is_loss
 from ..evaluation.diagnostics import MEASURES
 from ..experiments.table import ComparisonTable
-from .client_accuracy import ClientAccuracy
+from .client_accuracy import ClientAccuracy, ClientScatter
 from .curves import Curve, curve
 from .participation import Participation
 from .split import SplitFigure
@@ -25,6 +25,9 @@ _TITLES = {
     "test_loss": "test loss",
     "train_loss": "training loss",
     "train_accuracy": "training accuracy",
+    "client_accuracy": "accuracy of clients on their own test samples",
+    "client_accuracy_worst": "accuracy of the worst 10 % of clients",
+    "personal_accuracy": "accuracy of clients' own models",
 }
 AXES = {"rounds": "round", "megabytes": "megabytes sent, both ways", "seconds": "simulated seconds"}
 """Horizontal axes and their titles."""
@@ -73,11 +76,27 @@ def payload(
         "groups": groups,
         "styles": [groups[:i].count(group) for i, group in enumerate(groups)],
         "served": [
-            None if a is None else {"shares": a.shares, "accuracies": _rounded(a.accuracies)} for a in accuracies
+            None
+            if a is None
+            else {"shares": a.shares, "accuracies": _rounded(a.accuracies), "histogram": _rounded(a.histogram)}
+            for a in accuracies
         ],
         "chosen": [None if p is None else {"ranks": p.ranks, "shares": _rounded(p.shares)} for p in participations],
         "traded": None if traded is None else _traded(traded, study.table),
         "live": None if study.progress is None else {"every": study.progress.every},
+    }
+
+
+def scatter_data(scatter: ClientScatter | None) -> dict[str, Any] | None:
+    """Return the accuracies of clients with each method and with the one that they are held against."""
+    if scatter is None:
+        return None
+    return {
+        "reference": scatter.reference,
+        "methods": [
+            None if one is None else {"reference": _rounded(one.reference), "own": _rounded(one.own)}
+            for one in scatter.methods
+        ],
     }
 
 

@@ -6,7 +6,7 @@ from html import escape
 
 from ..evaluation.diagnostics import MEASURES
 from ..experiments.captions import interval_note
-from .client_accuracy import ClientAccuracy
+from .client_accuracy import ClientAccuracy, ClientScatter
 from .curves import Curve
 from .elements import html_figure
 from .html_table import html_table, marked_cells, outcome_table, spread_cells
@@ -77,15 +77,37 @@ def client_accuracy_figure(methods: list[str], accuracies: list[ClientAccuracy |
     known = [(label, a) for label, a in zip(methods, accuracies, strict=True) if a is not None]
     if not known:
         return []
+    kinds = {a.tested for _, a in known}
+    samples = "data" if len(kinds) > 1 else "test samples" if kinds == {True} else "training data"
     caption = (
-        "Accuracy of the final model on each client's own training data, clients from the worst to the best, "
+        f"Accuracy of the final model on each client's own {samples}, clients from the worst to the best, "
         "mean over seeds."
     )
+    if any(a.personal for _, a in known):
+        caption += " Of methods with personal models, each client's own model counts."
     columns = [marked_cells([getattr(a, name) for _, a in known], 3) for name in ("worst_tenth", "median", "mean")]
     cells = [[label, *row] for (label, _), *row in zip(known, *columns, strict=True)]
     headings = ["method", "worst 10 % of clients", "median client", "mean over clients"]
     numbers = html_table("Accuracy on clients' own data; every client counts the same", headings, cells, sortable=True)
-    return ["<h2>Across clients</h2>", html_figure("served", caption, caption, low=True) + numbers]
+    histogram = "Histogram of these accuracies: the share of clients in each interval of 0.05, mean over seeds."
+    figures = [html_figure("served", caption, caption, low=True), html_figure("spread", histogram, histogram, low=True)]
+    return ["<h2>Across clients</h2>", "".join(figures) + numbers]
+
+
+def client_scatter_figure(methods: list[str], scatter: ClientScatter | None) -> list[str]:
+    """Return the figure that holds methods against one of them, client by client, if two have evaluated clients."""
+    if scatter is None:
+        return []
+    name = "training alone" if scatter.alone else scatter.reference
+    caption = (
+        f"Each point is a client of a seed: its accuracy on its own test samples with a method, against that with "
+        f"{name}. Above the diagonal, the method is better for the client."
+    )
+    known = [(label, one) for label, one in zip(methods, scatter.methods, strict=True) if one is not None]
+    cells = [[label, f"{one.better:.1%}", f"{one.worse:.1%}"] for label, one in known]
+    headings = ["method", f"clients better than with {name}", "clients worse"]
+    numbers = html_table(f"Clients with another accuracy than with {name}", headings, cells, sortable=True)
+    return [f"<h3>Against {escape(name)}</h3>", html_figure("gains", caption, caption) + numbers]
 
 
 def tradeoff_figure(study: ReportStudy, traded: Tradeoff | None) -> list[str]:

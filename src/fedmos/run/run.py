@@ -409,7 +409,7 @@ class Run:
         self.info.stopped = self._stopped_by
         if self._stopped_by is None and self.state.t == self.rounds < self.spec.rounds:
             self.info.stopped = "privacy budget"
-        if self.spec.out is not None and not interrupted and self.info.client_accuracy is None:
+        if not interrupted and self.info.client_accuracy is None:
             accuracy = self._client_accuracy()
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
@@ -422,6 +422,8 @@ class Run:
         """Return the distribution over clients of the accuracy of the final model, on test samples if they have any."""
         if self._scores is not None and self._scores.round == self.state.t:
             return tested_distribution(self._scores.values, self.task.data.names)
+        if self.spec.out is None:
+            return None
         return self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.measured))
 
     def close(self) -> None:

@@ -52,6 +52,34 @@ const Figures = (() => {
     return [traces, figure];
   }
 
+  function spread(state) {
+    const edges = (c) => [...c.histogram, 0].map((_, k) => k / c.histogram.length);
+    const shares = (c) => [...c.histogram, c.histogram.at(-1)];
+    const words = (v, share) => `accuracy from ${shown(v)}: ${(100 * share).toFixed(1)} % of clients`;
+    const traces = lines(data.served, state, edges, shares, words, { shape: "hv" });
+    const figure = layout("accuracy on own data", "share of clients");
+    Object.assign(figure.yaxis, { tickformat: ".0%", rangemode: "tozero" });
+    Object.assign(figure.xaxis, { range: [0, 1] });
+    return [traces, figure];
+  }
+
+  function gains(state) {
+    const { reference, methods } = data.gains;
+    const traces = [{ x: [0, 1], y: [0, 1], type: "scatter", mode: "lines", hoverinfo: "skip",
+      line: { color: css("--faint"), width: 1, dash: "dash" } }];
+    for (const i of state.order) {
+      const c = methods[i];
+      if (c === null || state.hidden.has(i)) continue;
+      traces.push({ x: c.reference, y: c.own, type: "scatter", mode: "markers", name: plain(data.methods[i]), hoverinfo: "text",
+        marker: { color: colour(i), size: 5, opacity: 0.6 },
+        text: c.own.map((v, k) => `<b>${plain(data.methods[i])}</b><br>${shown(v)}, with ${plain(reference)} ${shown(c.reference[k])}`) });
+    }
+    const figure = layout(`accuracy of the client with ${plain(reference)}`, "accuracy of the client");
+    Object.assign(figure.xaxis, { range: [-0.02, 1.02] });
+    Object.assign(figure.yaxis, { range: [-0.02, 1.02] });
+    return [traces, figure];
+  }
+
   function traded(state) {
     const { title, target, methods, front } = data.traded;
     const words = (megabytes, v) => `${shown(megabytes)} MB: ${title} ${shown(v)}`;
@@ -67,5 +95,5 @@ const Figures = (() => {
     return [[best, ...traces], figure];
   }
 
-  return { split, chosen, served, traded };
+  return { split, chosen, served, spread, gains, traded };
 })();

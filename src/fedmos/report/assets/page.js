@@ -104,7 +104,10 @@
     keep();
     const others = [];
     if (data.split !== null) others.push(["plot-split", ...Figures.split()]);
-    if (data.served.some((s) => s !== null)) others.push(["plot-served", ...Figures.served(state)]);
+    if (data.served.some((s) => s !== null)) {
+      others.push(["plot-served", ...Figures.served(state)], ["plot-spread", ...Figures.spread(state)]);
+    }
+    if (data.gains !== null) others.push(["plot-gains", ...Figures.gains(state)]);
     if (document.getElementById("plot-traded")) others.push(["plot-traded", ...Figures.traded(state)]);
     if (document.getElementById("plot-chosen")) others.push(["plot-chosen", ...Figures.chosen(state)]);
     for (const metric of data.metrics) if (own === latest) await drawMetric(metric);
