@@ -17,7 +17,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
-DOCUMENTED = ("codecs", "contract", "data", "local", "models", "results", "comparing")
+DOCUMENTED = ("asynchronous", "codecs", "contract", "data", "local", "models", "results", "comparing")
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in DOCUMENTED)])

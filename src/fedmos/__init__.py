@@ -23,6 +23,7 @@ from .core.history import History, Record
 from .core.personal_parameters import Personal
 from .core.version import __version__
 from .data import Augment, Dataset, Encoding, FederatedData, Normalize, datasets, partition
+from .engine.buffer import Buffer
 from .engine.round import DivergenceError
 from .engine.simulated_clock import Constant, LogNormal, PerClient, System
 from .evaluation import analysis
@@ -58,6 +59,7 @@ __all__ = [
     *_selectors,
     "Algorithm",
     "Augment",
+    "Buffer",
     "Callback",
     "ClientContext",
     "Constant",

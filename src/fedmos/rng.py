@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     HOLDOUT = 13
     UNSEEN = 14
     EVALUATION = 15
+    LOST = 16
 
 
 def signed(value: int) -> int:

@@ -107,6 +107,21 @@ HARD = {
         "data": jobs.tested_federation(),
         "evaluate_clients": fm.EvaluateClients(every=3, finetune_steps=2),
     },
+    "asynchronous rounds": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.UCB(m=1),
+        "uplink": fm.codecs.ErrorFeedback(fm.codecs.Quantize(4)),
+        "downlink": fm.codecs.TopK(0.1),
+        "system": fm.System(speed=fm.LogNormal(median=100, sigma=1), deadline=3.0, dropout=0.1),
+        "buffer": fm.Buffer(size=5, concurrency=9),
+    },
+    "asynchronous rounds, by single updates": {
+        "algorithm": fm.FedHBM(lr=0.05, scale="elapsed"),
+        "selection": fm.MD(m=1),
+        "system": fm.System(speed=fm.LogNormal(median=100, sigma=1)),
+        "buffer": fm.Buffer(size=1, concurrency=6),
+        "rounds": 20,
+    },
     "every declared shape": {"algorithm": Extended(lr=0.05), "selection": fm.Uniform(m=5)},
     "numbers": {"algorithm": fm.FedExP(lr=0.05, average=True), "selection": fm.Uniform(m=5)},
     "another start": {"algorithm": fm.FedACG(lr=0.05), "selection": fm.Uniform(m=5)},
@@ -250,7 +265,14 @@ def sums_of_ranks(folder: Path, sizes: tuple[int, ...]) -> dict[int, list[list[d
     return {size: [json.loads((folder / f"sums-{size}/{r}.json").read_text()) for r in range(size)] for size in sizes}
 
 
-SOME = ("a clock, some late", "coded messages", "privacy", "evaluation of clients", "every declared shape")
+SOME = (
+    "a clock, some late",
+    "asynchronous rounds",
+    "coded messages",
+    "privacy",
+    "evaluation of clients",
+    "every declared shape",
+)
 
 
 NAMES = {

@@ -34,7 +34,7 @@ from .fields import (
     non_empty_list,
     one_of_names,
 )
-from .tables import PersonalTable
+from .tables import BufferConfig, PersonalTable
 from .training import Training, build_link, build_local, build_personal, build_robust, check_model_and_target
 
 
@@ -56,6 +56,8 @@ class Method(Strict):
     """The aggregation rule of this method; by default that of the comparison."""
     attack: Choice | None = None
     """The attack on this method; by default that of the comparison."""
+    buffer: BufferConfig | None = None
+    """Asynchronous rounds of this method; by default as in the comparison."""
     grid: Grid | None = None
     """Values to try for fields of the algorithm, in all combinations; `lr` here replaces the step sizes of `tune`."""
 
@@ -202,6 +204,8 @@ class CompareConfig(Training):
         for name in ("aggregation", "attack"):
             if (choice := getattr(method, name)) is not None:
                 given[name] = build_robust(f"{where}.{name}", choice)
+        if method.buffer is not None:
+            given["buffer"] = method.buffer.make(f"{where}.buffer")
         return given
 
     def _variants(self, method: Method) -> Iterator[Choice]:

@@ -23,7 +23,7 @@ from .fields import (
     obeys,
     one_of_names,
 )
-from .tables import DataConfig, EveryOrTable, PersonalTable, SystemConfig
+from .tables import BufferConfig, DataConfig, EveryOrTable, PersonalTable, SystemConfig
 
 TOML_TYPES: dict[str, Any] = {
     "model": Choice,
@@ -47,6 +47,7 @@ TOML_TYPES: dict[str, Any] = {
     "dtype": Annotated[Literal["float32", "float64"], one_of_names("float32", "float64")],
     "availability": Choice | None,
     "system": SystemConfig | None,
+    "buffer": BufferConfig | None,
     "out": Folder | None,
 }
 """Types of options that are objects in Python and tables or texts in TOML. All others follow from `RunSpec`."""

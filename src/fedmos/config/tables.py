@@ -12,6 +12,7 @@ from ..core.validation import whole_number
 from ..data import Augment, Dataset, FederatedData, Normalize, datasets
 from ..data.catalog import CATALOG
 from ..data.natural import NATURAL
+from ..engine.buffer import Buffer
 from ..engine.simulated_clock import System
 from ..evaluation.evaluate_clients import EvaluateClients
 from . import registry
@@ -198,6 +199,7 @@ class SystemConfig(Strict):
     deadline: Positive | None = None
     over_select: AtLeastOne = 1.0
     quorum: Fraction = 0.0
+    dropout: Fraction = 0.0
 
     def make(self) -> System:
         """Construct the system."""
@@ -225,6 +227,19 @@ PersonalTable = Annotated[
     Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
 ]
 """Patterns of names, or a table."""
+
+
+class BufferConfig(Strict):
+    """Asynchronous rounds; see `fedmos.Buffer`."""
+
+    size: Count
+    concurrency: Count
+    staleness: NonNegative = 0.5
+
+    def make(self, where: str = "buffer") -> Buffer:
+        """Construct the buffer."""
+        with error_location(where):
+            return Buffer(**self.model_dump())
 
 
 class DeployConfig(Strict):

@@ -127,6 +127,7 @@ class Training(TrainingOptions):
         if isinstance(self.evaluate_clients, EvaluateClientsConfig):
             given["evaluate_clients"] = self.evaluate_clients.make()
         given["system"] = None if self.system is None else self.system.make()
+        given["buffer"] = None if self.buffer is None else self.buffer.make()
         if self.availability is not None:
             given["availability"] = build("availability", self.availability, registry.availabilities(), Availability)
         given["local"] = build_local("local", self.local)

@@ -42,7 +42,7 @@ class Record:
     probed: int = 0
     """Number of samples for which clients computed a loss or gradient only for the selection."""
     late: list[int] = field(default_factory=list)
-    """Clients that missed the deadline."""
+    """Clients that missed the deadline or dropped out; in an asynchronous run, those lost since the last round."""
     abandoned: bool = False
     """Whether the model stayed unchanged because too few updates arrived."""
     uploaded: list[int] | None = None
@@ -50,7 +50,11 @@ class Record:
     upload_weights: list[float] | None = None
     """The aggregation weights of these clients."""
     clock: float | None = None
-    """Simulated seconds from the start of the run to the end of the round."""
+    """Simulated seconds from the start of the run to the end of the round; also `time`."""
+    versions: list[int] | None = None
+    """With the option `buffer`: by client of the cohort, the number of server steps before the model it was sent."""
+    ages: list[int] | None = None
+    """With the option `buffer`: by client of the cohort, the number of server steps since it was sent its model."""
     train_loss: float | None = None
     """Mean loss on the training samples."""
     train_accuracy: float | None = None
@@ -83,6 +87,11 @@ class Record:
     """The mean over clients of the accuracy of their own models on their own test samples."""
     client_metrics: dict[str, float] | None = None
     """Further summaries over clients, by name, in rounds in which clients are evaluated; see docs/metrics.md."""
+
+    @property
+    def time(self) -> float | None:
+        """Simulated seconds from the start of the run to the end of the round; None for a run without a clock."""
+        return self.clock
 
     def value(self, metric: str) -> float | None:
         """Return the value of a metric; None if the round has none."""

@@ -20,6 +20,7 @@ from .cohort import Cohort
 from .gradients import LocalGradient
 from .job import Phase
 from .round_timing import RoundTiming
+from .sent_models import SentModels
 from .simulated_clock import Clock
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ class PhaseInput(NamedTuple):
     """Chooses who uploads, after local training; None where all do."""
     updates: bool = False
     """Whether to return the update of each client."""
+    sent: SentModels | None = None
+    """What each client of the cohort was sent, where that differs; None where all have `x`, `msg` and `lr`."""
 
 
 class CohortUpdate(NamedTuple):

@@ -79,8 +79,8 @@ class ClientStore(Mapping[int, Vectors]):
                 self._rows[name].put(i, value)
             self._rows[name].flush()
 
-    def note(self, ids: Tensor, t: int) -> None:
-        """Record that clients `ids` took part in round t."""
+    def note(self, ids: Tensor, t: int | Tensor) -> None:
+        """Record that clients `ids` took part in round t, or each in a round of its own."""
         self.last[ids] = t
         if self._rows:
             self.changed.update(ids.tolist())

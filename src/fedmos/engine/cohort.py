@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..algorithm import Vectors
 from ..data.federated import FederatedData
+from .event_queue import EventQueue
 
 
 class Cohort(NamedTuple):
@@ -71,3 +72,7 @@ class SampledCohort:
     samples: int = 0
     """Samples whose loss or gradient was computed in probes."""
     probes: list[Probe] = field(default_factory=list)
+    rounds: Tensor | None = None
+    """By client of the cohort, the round whose model it was sent; None where that is the current one."""
+    queue: EventQueue | None = None
+    """In an asynchronous run, the clients that train after this round."""

@@ -6,6 +6,7 @@ from dataclasses import is_dataclass, replace
 
 from ..core.rounding import ceil_of
 from ..selection.selector import Selector
+from .buffer import Buffer
 from .simulated_clock import System
 
 
@@ -23,9 +24,11 @@ def over_selecting(selector: Selector, system: System, N: int) -> Selector:
     return more
 
 
-def cohort_size(selection: Selector, system: System | None, N: int) -> int:
+def cohort_size(selection: Selector, system: System | None, N: int, buffer: Buffer | None = None) -> int:
     """Return the expected number of clients of a round, as far as the selector declares it."""
-    if (m := getattr(selection, selection.cohort_field, None)) is not None:
+    if buffer is not None:
+        size = buffer.size
+    elif (m := getattr(selection, selection.cohort_field, None)) is not None:
         size = ceil_of(1.0 if system is None else system.over_select, m)
     elif (rate := getattr(selection, "rate", None)) is not None:
         size = ceil_of(rate, N)

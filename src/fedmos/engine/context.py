@@ -46,11 +46,11 @@ class CohortContext(ClientContext):
     receives_x: bool
     """Whether x is sent to clients."""
     reads: set[str]
-    """Receives "S" when the algorithm reads S, a Python number that a captured graph cannot change."""
+    """Receives "S" when the algorithm reads S, a Python number that a captured graph cannot change, and "t"."""
     gradient: LocalGradient
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "S":
+        if name in ("S", "t"):
             self.reads.add(name)
         elif name == "x" and not self.receives_x:
             raise ValueError(f"{self.owner}: 'down' must name x because a method for clients reads c.x")

@@ -58,7 +58,7 @@ class JobExecutor:
         self._graphs = Graphs(task.model.device) if plan.cuda_graph else None
         self._calls: dict[Any, list[Call]] = {}
         self.context_reads: dict[Phase, set[str]] = {}
-        """By captured phase, the Python numbers of the context that the algorithm read: {"S"} or nothing."""
+        """By phase, which of the context's numbers "S" and "t" the algorithm has read."""
 
     def chunks(self, ids: Tensor) -> tuple[Tensor, ...]:
         """Split clients into chunks that train together."""
@@ -86,7 +86,8 @@ class JobExecutor:
         if observer is None:
             width = self._padded_width(width)
             job = self.pad(job)
-        key = (job.phase, job.runs, job.ids.shape[0], width, steps, job.reports, self.captured_size(job))
+        shape = job.runs, job.ids.shape[0], job.rounds is None
+        key = (job.phase, *shape, width, steps, job.reports, self.captured_size(job))
 
         def body(numbers: Tensor, x: Tensor, *vectors: Tensor) -> Outputs:
             msg = dict(zip(job.msg, vectors[: len(job.msg)], strict=True))
@@ -182,14 +183,16 @@ class JobExecutor:
         offsets, sizes, _ = self.task.tables
         ids, parallel = numbers.ids, max(job.ctx.S * job.runs, self.plan.chunk)
         chunk = Chunk(ids, offsets[ids], sizes[ids], width, steps, parallel)
-        t: Any = numbers.t if captured else job.ctx.t
+        t: Any = numbers.t if captured or job.rounds is not None else job.ctx.t
         return self._kind(self.task, chunk, t)
 
     def _context(self, job: Job, numbers: JobNumbers, x: Tensor, grad: LocalGradient, captured: bool) -> ClientContext:
         """Build the clients' context. In a captured graph, the round and Σw are tensors; elsewhere Python numbers."""
         ctx, (_, _, importance) = job.ctx, self.task.tables
         t: Any = numbers.t if captured else ctx.t
-        W: Any = numbers.W if captured or len(job.W) > 1 else ctx.W
+        if job.rounds is not None:
+            t = numbers.t[:, None]
+        W: Any = numbers.W if captured or len(job.W) > 1 else job.W[0]
         why = _NO_MESSAGE if job.phase == "prepare" else None
         msg = {name: self._received(name, v, job, grad) for name, v in job.msg.items()}
         own = named(self.algorithm, "c.own", {name: grad.rows(_columns(v)) for name, v in job.own.items()})
@@ -219,7 +222,8 @@ class JobExecutor:
         shape = self.declaration.message[name]
         if shape and shape[-1] == job.x.shape[-1]:
             return expand_runs(job, v)
-        v = expand_runs(job, v) if job.runs > 1 else v.expand(len(job.ids), *v.shape)
+        if job.rounds is None:
+            v = expand_runs(job, v) if job.runs > 1 else v.expand(len(job.ids), *v.shape)
         return grad.rows(_columns(v))
 
     def _sums(self, job: Job, numbers: JobNumbers, uploads: Vectors) -> Vectors:

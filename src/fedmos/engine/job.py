@@ -19,7 +19,8 @@ class Job(NamedTuple):
     """The input of a chunk of clients. JobNumbers are float64 on the CPU, vectors on the run's device.
 
     With several merged runs, each with the same number of clients, x and the vectors of msg are (runs, D) instead of
-    (D,), and lr, W and the fields have one entry per run.
+    (D,), and lr, W and the fields have one entry per run. With `rounds`, clients were sent models of different rounds:
+    x and all tensors of msg have a row per client, and lr and W an entry.
     """
 
     phase: Phase
@@ -43,6 +44,8 @@ class Job(NamedTuple):
     fields: Mapping[str, list[float]] = {}
     """Fields of the algorithm that differ between runs."""
     runs: int = 1
+    rounds: Tensor | None = None
+    """(M,), on the CPU: by client, the round whose model it was sent; None where that is the round of `ctx` for all."""
 
 
 class JobResult(NamedTuple):
@@ -75,13 +78,18 @@ def pad_job(job: Job, M: int) -> Job:
         return {name: fill(v) for name, v in vectors.items()}
 
     zeros = {name: torch.cat([v, v.new_zeros(missing)]) for name, v in job.factors.items()}
-    return job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=zeros)
+    job = job._replace(ids=fill(job.ids), own=fill_all(job.own), last=fill(job.last), factors=zeros)
+    if job.rounds is None:
+        return job
+    lr, W = (numbers + numbers[:1] * missing for numbers in (job.lr, job.W))
+    return job._replace(x=fill(job.x), msg=fill_all(job.msg), rounds=fill(job.rounds), lr=lr, W=W)
 
 
 class JobNumbers(NamedTuple):
     """The numbers of a job on the device."""
 
     t: Tensor
+    """0-dimensional, or (M,) where clients were sent models of different rounds."""
     ids: Tensor
     last: Tensor
     lr: Tensor
@@ -94,20 +102,21 @@ def pack(job: Job) -> Tensor:
     """Pack all numbers of a job into one int64 vector, floats by their bits, for a single copy to the device."""
     of_runs = np.array([*job.lr, *job.W, *chain(*job.fields.values())], dtype=np.float64)
     floats = [v.view(np.int64) for v in (of_runs, *(v.numpy() for v in job.factors.values()))]
-    return torch.from_numpy(np.concatenate([np.array([job.ctx.t]), job.ids.numpy(), job.last.numpy(), *floats]))
+    t = np.array([job.ctx.t]) if job.rounds is None else job.rounds.numpy()
+    return torch.from_numpy(np.concatenate([t, job.ids.numpy(), job.last.numpy(), *floats]))
 
 
 def unpack(job: Job, numbers: Tensor, dtype: torch.dtype) -> JobNumbers:
     """Invert `pack` for any job of the same shape."""
-    M = len(job.ids)
-    (t,), ids, last, rest = numbers.split([1, M, M, len(numbers) - 1 - 2 * M])
+    M, rounds, entries = len(job.ids), 1 if job.rounds is None else len(job.ids), len(job.lr)
+    t, ids, last, rest = numbers.split([rounds, M, M, len(numbers) - rounds - 2 * M])
     floats = rest.view(torch.float64).to(dtype)
-    of_runs, *columns = floats.split([job.runs * (2 + len(job.fields)), *[M] * len(job.factors)])
-    lr, W, *fields = (expand_runs(job, v[:, None]) for v in of_runs.split(job.runs))
-    if job.runs == 1:
+    of_runs, *columns = floats.split([entries * (2 + len(job.fields)), *[M] * len(job.factors)])
+    lr, W, *fields = (expand_runs(job, v[:, None]) for v in of_runs.split(entries))
+    if job.runs == 1 and job.rounds is None:
         lr, W = lr[0, 0], W[0, 0]
     return JobNumbers(
-        t=t,
+        t=t[0] if job.rounds is None else t,
         ids=ids,
         last=last[:, None].to(dtype),
         lr=lr,

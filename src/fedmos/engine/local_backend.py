@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import torch
@@ -24,6 +25,7 @@ from .rank_exchange import AcrossRanks, Exchange, GatheredReports, SingleProcess
 from .ranks import Ranks
 from .reports import AT_START
 from .secure_sums import SATURATED
+from .sent_models import SentModels
 from .simulated_clock import Clock
 from .task import Task
 from .work_queue import ImmediateQueue, WorkQueue
@@ -134,11 +136,12 @@ class LocalBackend:
         )
         state_of = self._exchange.client_state(cohort.ids, division, given.x)
         began = perf_counter()
-        for positions in self._chunks(division.mine, width):
+        for positions in self._chunks(division.mine, width, given.sent):
             whole = positions.shape[0] == S
             ids, weights = (v if whole else v[positions] for v in (cohort.ids, cohort.weights))
             factors = {} if given.thin is not None else upload_factors(self.task, partial.rules, ids, weights)
-            result = await queue.execute(self._job(cohort, given, ids, state_of(positions), factors))
+            job = self._job(cohort, given, ids, state_of(positions), factors)
+            result = await queue.execute(job if given.sent is None else self._with_sent(job, given.sent.of(positions)))
             samples = result.samples() if given.timing is not None and given.timing.clocked else positions
             partial.note(result.report, samples)
             if given.thin is not None:
@@ -168,10 +171,28 @@ class LocalBackend:
             reports=given.reports,
         )
 
-    def _chunks(self, mine: Tensor, width: int) -> list[Tensor]:
+    @property
+    def _mixes_versions(self) -> bool:
+        """Whether clients with different models train together. They share a matrix (n, D) of the message."""
+        declared = self.executor.declaration.message.values()
+        matrices = any(len(shape) > 1 and shape[-1] == self.executor.declaration.layers.size for shape in declared)
+        return self.executor.plan.engine == "batched" and not matrices
+
+    def _with_sent(self, job: Job, sent: SentModels) -> Job:
+        """Return the job with what its clients were sent. Clients do not know the weights of their cohort."""
+        if not self._mixes_versions:
+            version = sent.shared
+            ctx = replace(job.ctx, t=int(sent.rounds[0]))
+            return job._replace(ctx=ctx, lr=[version.lr], W=[1.0], x=version.x, msg=version.msg)
+        rows = sent.stacked()
+        return job._replace(lr=rows.lr, W=[1.0] * len(rows.lr), x=rows.x, msg=rows.msg, rounds=sent.rounds)
+
+    def _chunks(self, mine: Tensor, width: int, sent: SentModels | None) -> list[Tensor]:
         """Split positions in the cohort into chunks of clients that train together."""
         if not len(mine):
             return []
+        if sent is not None and not self._mixes_versions:
+            return [part for chunk in self._chunks(mine, width, None) for part in sent.runs(chunk)]
         # Only the last block of a cohort can be shorter than the others, so every part is a whole block.
         parts = mine.split(width) if self.executor.plan.blockwise else (mine,)
         return [chunk for part in parts for chunk in self.executor.chunks(part)]

@@ -43,7 +43,7 @@ _DECLARED = ("server_state", "client_state", "down", "up", "reduce", "prepare_up
 def merge_key(state: FederatedState) -> Hashable:
     """Return what runs must have in common to be merged; None if a run must train alone."""
     task, algorithm = state.task, state.algorithm
-    if not isinstance(state.backend, LocalBackend) or not is_dataclass(algorithm):
+    if not isinstance(state.backend, LocalBackend) or not is_dataclass(algorithm) or state.asynchronous is not None:
         return None
     plan = state.backend.executor.plan
     if plan.engine == "loop" or task.model.mixes_in_evaluation:  # merged runs are evaluated in other batches

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from time import perf_counter
@@ -188,7 +190,7 @@ async def _run_phases(
     algorithm, ctx, prepared = state.algorithm, state.context(cohort), None
     server_state = state.server_state
     given = PhaseInput("prepare", ctx, state.lr(state.t), state.x, {}, timing, state.policy)
-    try:
+    with stop_at_bad_updates(state):
         if algorithm.prepares(state.t):
             prepared = await state.backend.run_phase(cohort, given, observer)
             if len(prepared.kept.ids) < state.quorum(cohort):
@@ -200,17 +202,24 @@ async def _run_phases(
         given = given._replace(phase="train", msg=message, reports=state.reports, thin=thin, updates=updates)
         update = await state.backend.run_phase(cohort, given, observer)
         update = aggregate_rows(state, "train", update)
+    if prepared is not None:
+        update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is
+        if prepared.saturated is not None and update.saturated is not None:
+            update = update._replace(saturated=update.saturated + prepared.saturated)
+    return TrainingResult(server_state, update)
+
+
+@contextmanager
+def stop_at_bad_updates(state: FederatedState) -> Iterator[None]:
+    """Stop the run at an update that is not finite, where the backend refuses one."""
+    try:
+        yield
     except NonFiniteUpdate as error:
         client = state.task.data.label(error.client)
         raise DivergenceError(
             f"The update of client {client} in round {state.t + 1} is not finite; use a smaller 'lr', 'clip', or "
             "on_bad_update='drop'"
         ) from None
-    if prepared is not None:
-        update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is
-        if prepared.saturated is not None and update.saturated is not None:
-            update = update._replace(saturated=update.saturated + prepared.saturated)
-    return TrainingResult(server_state, update)
 
 
 def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vectors:
@@ -337,14 +346,17 @@ def commit(
         selection = selection.with_reports(arrived, _reports(state, arrived, results.reports))
     if update is not None and update.updates is not None:
         selection = selection.with_updates(kept, update.updates)
+    sent = t if sampled.rounds is None else sampled.rounds[torch.isin(sampled.cohort.ids, kept)]
 
     def write() -> None:
         if update is not None:
             state.clients.write(*update.states)
-            state.clients.note(update.kept.ids, t)
+            state.clients.note(kept, sent)
         state.sampler.selection_state = selection
         if state.clock is not None and record.clock is not None:
             state.clock.now = record.clock
+        if state.asynchronous is not None and sampled.queue is not None:
+            state.asynchronous.queue = sampled.queue
         state.t, state.x, state.server_state = t + 1, new.x, new.server_state
         state.evaluated = new.evaluated
         if len(state.history) == t:

@@ -26,7 +26,8 @@ def make_timing(state: FederatedState, sampled: SampledCohort) -> RoundTiming:
         report=_report_bytes(state),
         wire=state.wire,
     )
-    return RoundTiming(state.clock, sampled, traffic, state.task.data.sizes if _evaluates_data(reports) else None)
+    evaluated = state.task.data.sizes if _evaluates_data(reports) else None
+    return RoundTiming(state.clock, sampled, traffic, evaluated, state.t)
 
 
 def describe_round(

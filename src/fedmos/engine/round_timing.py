@@ -29,10 +29,11 @@ class RoundTiming:
     """The times of one round's clients; without a clock, every client is in time."""
 
     def __init__(
-        self, clock: Clock | None, sampled: SampledCohort, traffic: Traffic | None, evaluated: Tensor | None
+        self, clock: Clock | None, sampled: SampledCohort, traffic: Traffic | None, evaluated: Tensor | None, t: int = 0
     ) -> None:
         """`evaluated`: by client of the federation, the samples it evaluates for its reports; None for none."""
         self._clock, self._sampled, self._traffic, self._evaluated = clock, sampled, traffic, evaluated
+        self._t = t
         self._prepared: dict[int, int] = defaultdict(int)
         """By client, the per-sample gradients of the extra phase."""
         self._seconds: list[Tensor] = []
@@ -55,7 +56,7 @@ class RoundTiming:
             return None
         if phase == "prepare":
             return torch.ones(len(ids), dtype=torch.bool)
-        return ~self._clock.late(self._needed(ids, samples))
+        return ~(self._clock.late(self._needed(ids, samples)) | self._clock.lost(self._t, ids))
 
     def record(self, phase: Phase, ids: Tensor, samples: Tensor, uploads: Tensor | None = None) -> None:
         """Record the work of clients in a phase. `uploads` tells who uploaded, (M,); None for all.
@@ -70,7 +71,10 @@ class RoundTiming:
                 self._prepared[i] += n
             return
         seconds = self._needed(ids, samples)
-        late = self._clock.late(seconds)
+        lost, deadline = self._clock.lost(self._t, ids), self._clock.system.deadline
+        if deadline is not None:
+            seconds = torch.where(lost, seconds.clamp(min=deadline), seconds)
+        late = self._clock.late(seconds) | lost
         self.late += ids[late].tolist()
         if uploads is not None:
             seconds = torch.where(uploads | late, seconds, self._needed(ids, samples, upload=False))

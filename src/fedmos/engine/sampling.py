@@ -79,28 +79,63 @@ class CohortSampler:
                 unresponsive = torch.cat([unresponsive, error.ids]).unique()
 
     def _draw_among(self, t: int, x: Tensor, unresponsive: Tensor) -> SampledCohort:
-        sampled = self._empty()
+        sampled = self.empty()
         sampled.unresponsive = unresponsive
         view = self._view(t, x, sampled, unresponsive)
         if sampled.available == 0:
             return sampled
+        sampled.cohort = self._selected(view)
+        return sampled
+
+    def _selected(self, view: View) -> Cohort:
+        """Return the cohort that the selector draws from the view."""
         chosen = self._select(view, self.selector.select)
         if not isinstance(chosen, tuple | list) or len(chosen) != 2:
             owner = f"{type(self.selector).__name__}: 'select' must return"
             raise ValueError(f"{owner} client numbers and their weights, got {format_value(chosen)}")
-        (sampled.cohort,) = self._cohorts(as_array(chosen[0])[None], as_array(chosen[1])[None], view)
-        return sampled
+        (cohort,) = self._cohorts(as_array(chosen[0])[None], as_array(chosen[1])[None], view)
+        return cohort
+
+    def draw_one(self, t: int, start: int, busy: Tensor, sampled: SampledCohort) -> tuple[int, float] | None:
+        """Draw the client that starts next in an asynchronous run, with its weight; None if no client can start.
+
+        Args:
+            t: The round.
+            start: The number of clients that have started before in the run.
+            busy: The clients that cannot start.
+            sampled: Receives the selector's state.
+        """
+        view = self._view(t, torch.empty(0), sampled, busy)
+        if sampled.available == 0:
+            return None
+        view.start, view.ask_losses, view.ask_gradients = start, self._refuse_probe, self._refuse_probe
+        drawn = self._selected(view)
+        if len(drawn.ids) > 1:
+            owner = f"{type(self.selector).__name__}: 'select' must return"
+            raise ValueError(f"{owner} one client where {self.selector.cohort_field} = 1, got {len(drawn.ids)}")
+        return (int(drawn.ids[0]), drawn.W) if len(drawn.ids) else None
+
+    def _refuse_probe(self, *_: Any) -> Tensor:
+        raise ValueError(
+            f"Cannot use buffer= with {type(self.selector).__name__} because it asks clients for losses or gradients "
+            "before each of them starts; use another selection, such as fm.Uniform(m=1)"
+        )
+
+    def count_available(self, t: int) -> int:
+        """Return the number of clients that are available in round t."""
+        return len(self._task.data) if self._availability is None else int(self._available(t).sum())
 
     def _draw_ahead(self, t: int) -> dict[int, SampledCohort]:
         """Draw the cohorts of this round and some more. They depend on neither state nor probes."""
-        sampled, ahead = self._empty(), self._ahead
+        sampled, ahead = self.empty(), self._ahead
         rounds = range(t, t + ahead - (t + self._task.seed) % ahead)  # merged runs draw in different rounds
         view = self._view(t, torch.empty(0), sampled, sampled.has_model)
         ids, weights = self._select(view, lambda view: self.selector.select_ahead(view, rounds))
         cohorts = self._cohorts(ids.numpy(), weights.numpy(), view)
         return {t: replace(sampled, cohort=cohort) for t, cohort in zip(rounds, cohorts, strict=True)}
 
-    def _empty(self) -> SampledCohort:
+    def empty(self) -> SampledCohort:
+        """Return a cohort without clients, with a copy of the selector's state."""
         none = torch.empty(0, dtype=torch.int64)
         return SampledCohort(
             cohort=Cohort(none, torch.empty(0, dtype=torch.float64), W=0.0, max_samples=0),

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..core.formatting import format_value, one_line
-from ..core.validation import Rule, at_least_one, check, fraction, non_negative, none, positive, require
-from ..rng import Purpose, draws, fold, stream
+from ..core.validation import Rule, at_least_one, below_one, check, fraction, non_negative, none, positive, require
+from ..rng import Purpose, draws, fold, stream, uniform
 
 LOSS_COST = 1 / 3
 """Computing a sample's loss takes this share of the time of its gradient."""
@@ -129,7 +129,11 @@ class System:
 
     A client needs its bytes divided by its bandwidth, down and up, plus its per-sample gradients divided by its speed.
     A round lasts until its last client is done, or until the deadline. Late clients are left out as if they had not
-    been selected; the weights of the others are scaled up to the same sum.
+    been selected; the weights of the others are scaled up to the same sum. A client that drops out counts as late; the
+    server notices at the deadline or, without one, when the update is due.
+
+    With the option `buffer`, the deadline is counted from the start of each client, and `over_select` and `quorum`,
+    which are about cohorts, have no effect.
 
     Args:
         speed: Per-sample gradients per second: a number or a profile (`Constant`, `LogNormal`, `PerClient`).
@@ -138,6 +142,7 @@ class System:
         deadline: Seconds after which a round closes; None for no deadline.
         over_select: The factor by which more clients than the selector's m are selected, ≥ 1.
         quorum: If fewer than `quorum` · m clients are in time, the round is abandoned and the model stays.
+        dropout: The probability that a client's update never arrives, < 1, independently each time it is selected.
 
     Raises:
         ValueError: If a value is out of range.
@@ -153,6 +158,7 @@ class System:
     deadline: float | None = None
     over_select: float = 1.0
     quorum: float = 0.0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         check(
@@ -163,6 +169,7 @@ class System:
             deadline=positive | none,
             over_select=at_least_one,
             quorum=fraction,
+            dropout=below_one,
         )
 
 
@@ -170,7 +177,7 @@ class Clock:
     """The simulated time of a run."""
 
     def __init__(self, system: System, N: int, seed: int) -> None:
-        self.system = system
+        self.system, self.seed = system, seed
         self.now = 0.0
         key = stream(seed, 0, 2, Purpose.AVAILABILITY)
         self._speed, self._down, self._up = (
@@ -187,6 +194,17 @@ class Clock:
         """Return which clients miss the deadline."""
         deadline = self.system.deadline
         return torch.zeros(len(seconds), dtype=torch.bool) if deadline is None else seconds > deadline
+
+    def lost(self, number: int, ids: Tensor) -> Tensor:
+        """Return which clients drop out, (M,).
+
+        Args:
+            number: The round or, in an asynchronous run, the number of clients that have started before.
+            ids: The clients.
+        """
+        if not self.system.dropout:
+            return torch.zeros(len(ids), dtype=torch.bool)
+        return uniform(stream(self.seed, number, ids, Purpose.LOST)) < self.system.dropout
 
     def duration(self, seconds: Tensor) -> float:
         """Return the duration of a round whose clients need these seconds."""

@@ -46,6 +46,8 @@ class Snapshot:
     """The round, from 0, in which each client last took part; −1 for never."""
     selection: Vectors = field(repr=False)
     """Reports and counts of clients, and the selector's own state."""
+    queue: Vectors = field(default_factory=dict, repr=False)
+    """In an asynchronous run, the clients that train, the updates in the buffer, and the models they were sent."""
     info: Mapping[str, Any]
     """What ran: algorithm, selection, engine, dtype, …"""
     interrupted: bool = False

@@ -16,11 +16,14 @@ from ..core.rounding import ceil_of
 from ..selection.availability import Availability
 from ..selection.selector import Selector
 from .backend import Backend
+from .buffer import Buffer, one_by_one
 from .cohort import Cohort
 from .cohort_size import over_selecting
 from .context import ServerContext
 from .cost import Wire
 from .declaration import Declaration, check_model
+from .event_queue import EventQueue
+from .gradient_count import GradientCounter
 from .lr_schedule import Decay, decayed
 from .named_tensors import named, unchanged
 from .personal_models import personal_models, with_statistics
@@ -30,8 +33,9 @@ from .reports import check_reports, extra_reports, in_training
 from .row_rules import row_rule
 from .sampling import CohortSampler
 from .secure_sums import secure_rule
-from .simulated_clock import System
+from .simulated_clock import Clock, System
 from .snapshot import Snapshot
+from .start_costs import StartCosts
 from .task import Task
 
 
@@ -45,6 +49,31 @@ class PrivateRun(NamedTuple):
     """Returns the ε that so many rounds spend."""
     cohort_seed: Callable[[int], int] | None = None
     """Returns the seed of a round's cohort, where nobody may compute cohorts from the run's seed."""
+
+
+@dataclass(kw_only=True)
+class AsynchronousState:
+    """What an asynchronous run has beside the state of every run; see `fedmos.engine.buffered`."""
+
+    buffer: Buffer
+    clock: Clock
+    counter: GradientCounter
+    costs: StartCosts
+    queue: EventQueue = field(default_factory=EventQueue)
+
+    def outcome(self, start: int, client: int, seconds: float) -> tuple[float, bool]:
+        """Return when a client that needs these seconds is done or given up, and whether its update is lost.
+
+        Args:
+            start: The number of clients that have started before in the run.
+            client: The client.
+            seconds: The time until its update would arrive.
+        """
+        deadline = self.clock.system.deadline
+        lost = bool(self.clock.lost(start, torch.tensor([client]))[0])
+        if deadline is not None and (lost or seconds > deadline):
+            return deadline, True
+        return seconds, lost
 
 
 @dataclass(kw_only=True)
@@ -69,6 +98,8 @@ class FederatedState:
     """What a run under privacy fixes in advance; None for one without."""
     hostile: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """The clients that attack."""
+    buffer: Buffer | None = None
+    """The option of an asynchronous run; None for synchronous rounds."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -83,7 +114,10 @@ class FederatedState:
         self.wire = Wire(self.declaration, model.dtype)
         self.m = getattr(self.selector, self.selector.cohort_field, None)
         """The cohort size of the selector, before over-selection."""
-        chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
+        if self.buffer is not None:
+            chosen = one_by_one(self.selector)
+        else:
+            chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         check_reports(chosen, self.declaration, self.task)
         self.reports = in_training((*chosen.reports, *(("update_norm",) if self.update_norms else ())))
         """The reports that clients give from their local training, and the norms that the server takes itself."""
@@ -101,6 +135,17 @@ class FederatedState:
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
         self._lr_on_device: tuple[float, Tensor] | None = None
+        self.asynchronous = None if self.buffer is None else self._asynchronous(self.buffer)
+
+    def _asynchronous(self, buffer: Buffer) -> AsynchronousState:
+        assert self.clock is not None
+        own = self.declaration.initial(self.declaration.client_state, self.x)
+        return AsynchronousState(
+            buffer=buffer,
+            clock=self.clock,
+            counter=GradientCounter(self.task, self.algorithm, own),
+            costs=StartCosts(self.wire, self.clock, len(self.task.data), self.numbers_up),
+        )
 
     def context(self, cohort: Cohort) -> Context:
         """Return the context of the current round with this cohort."""
@@ -125,7 +170,7 @@ class FederatedState:
             return 0
         secure = secure_rule(self.algorithm)
         needed = self.min_uploads if secure is None else secure.option.needed(len(cohort.ids))
-        if self.system is None:
+        if self.system is None or self.buffer is not None:
             return needed
         return max(needed, ceil_of(self.system.quorum, min(self.m or len(cohort.ids), len(cohort.ids))))
 
@@ -170,6 +215,7 @@ class FederatedState:
             clients=self.clients,
             last=self.clients.last.clone(),
             selection=self.sampler.to_dict(),
+            queue={} if self.asynchronous is None else self.asynchronous.queue.to_dict(),
             info=info,
             interrupted=interrupted,
         )
@@ -191,6 +237,8 @@ class FederatedState:
         self.sampler.restore(snapshot.selection, self.clients.last)
         if self.clock is not None and self.t:
             self.clock.now = self.history[-1].clock or 0.0
+        if self.asynchronous is not None and snapshot.queue:
+            self.asynchronous.queue = EventQueue.from_dict(snapshot.queue, device)
 
 
 def initial_client_state(algorithm: Algorithm, model: FlatModel) -> Vectors:

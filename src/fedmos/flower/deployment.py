@@ -76,6 +76,11 @@ class Deployment:
     def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
         if isinstance(given.get("aggregation"), Secure):
             raise ValueError("Cannot use fm.aggregation.Secure in a deployment yet; simulate it")
+        if given.get("buffer") is not None:
+            raise ValueError(
+                f"Cannot use buffer={given['buffer']!r} in a deployment because its server waits for the cohort of "
+                "each round; use synchronous rounds there, with a deadline (System), or simulate it with fm.run"
+            )
         deploy = given.get("deploy", Deploy())
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")

@@ -22,6 +22,7 @@ from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.declaration import names_of
 from ..engine.lr_schedule import decayed
 from ..engine.simulated_clock import Clock
+from .asynchronous import check_buffer
 from .hostile import hostile_clients
 from .robust import check_aggregation
 from .spec import RunSpec
@@ -60,10 +61,13 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
             spec.availability.validate(N)
     if spec.system is not None:
         with located("system"):
-            over_selecting(spec.selection, spec.system, N)
+            if spec.buffer is None:
+                over_selecting(spec.selection, spec.system, N)
             Clock(spec.system, N, spec.seed)
+    with located(f"{where}buffer"):
+        check_buffer(spec)
     with located(f"{where}aggregation"):
-        check_aggregation(spec, cohort_size(spec.selection, spec.system, N))
+        check_aggregation(spec, cohort_size(spec.selection, spec.system, N, spec.buffer))
     with located(f"{where}attack"):
         hostile_clients(spec)
     if callable(spec.lr_decay):

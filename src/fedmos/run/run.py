@@ -19,6 +19,7 @@ from ..core.interrupts import interrupt_answered
 from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.backend import complete
+from ..engine.buffered import play_buffered_round
 from ..engine.cohort_size import cohort_size
 from ..engine.execution_plan import ExecutionPlan, RoundTimes, choose_plan, override, resumed_plan
 from ..engine.local_backend import LocalBackend
@@ -173,7 +174,7 @@ class Run:
         if secret is not None:
             algorithm = with_noise(algorithm, secret.noise)
         task = poisoned(spec, self.task, hostile)
-        setting = BackendSetting(task, self.task, algorithm, plan, spec.system, spec.on_bad_update, ranks, scratch)
+        setting = BackendSetting(task, self.task, algorithm, plan, spec.clocked, spec.on_bad_update, ranks, scratch)
         state = FederatedState(
             task=task,
             algorithm=algorithm,
@@ -182,7 +183,8 @@ class Run:
             lr_decay=spec.lr_decay,
             rounds=spec.rounds,
             availability=spec.availability,
-            system=spec.system,
+            system=spec.clocked,
+            buffer=spec.buffer,
             update_norms=spec.update_norms,
             private=private_run(spec, secret),
             hostile=hostile,
@@ -204,7 +206,7 @@ class Run:
     def _plan(self, before: RunInfo | None) -> ExecutionPlan:
         """The execution plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
         spec, task = self.spec, self.task
-        m = cohort_size(spec.selection, spec.system, len(task.data))
+        m = cohort_size(spec.selection, spec.system, len(task.data), spec.buffer)
         if before is None or before.engine is None:
             return choose_plan(spec.engine, task, m, spec.rounds)
         asked = {"compiled": "batched"}.get(override(spec.engine), override(spec.engine))
@@ -251,7 +253,7 @@ class Run:
         spec, backend = self.spec, self.state.backend
         if override(spec.engine) != "auto" or self.ranks.size > 1 or not isinstance(backend, LocalBackend):
             return None
-        m = cohort_size(spec.selection, spec.system, len(self.task.data))
+        m = cohort_size(spec.selection, spec.system, len(self.task.data), spec.buffer)
         return RoundTimes(self.task, backend.executor.plan, m)
 
     @property
@@ -304,7 +306,8 @@ class Run:
     def next_round(self) -> Coroutine[Any, Any, Record]:
         """Return the coroutine of the next round."""
         t = self.state.t + 1
-        return play_round(self.state, evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
+        play = play_round if self.spec.buffer is None else play_buffered_round
+        return play(self.state, evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
 
     def is_complete(self) -> bool:
         """Whether all rounds are played, the target is reached, or a callback has ended the run."""

@@ -37,6 +37,7 @@ from ..core.validation import (
 )
 from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
+from ..engine.buffer import Buffer
 from ..engine.lr_schedule import Decay
 from ..engine.simulated_clock import System
 from ..evaluation.evaluate_clients import EvaluateClients
@@ -336,6 +337,13 @@ class RunSpec:
         default=None,
         record=repr,
     )
+    buffer: Buffer | None = option(
+        "Asynchronous rounds on the simulated clock, e.g. `fm.Buffer(size=10, concurrency=50)`: the server steps when "
+        "so many updates have arrived; None for synchronous rounds. See docs/asynchronous.md.",
+        instance_of(Buffer, "a fedmos.Buffer"),
+        default=None,
+        record=_record_object,
+    )
     out: str | os.PathLike[str] | None = option(
         "Folder of the run: its configuration, metrics, log and checkpoints; see docs/reliability.md.",
         Rule("a path", lambda v: isinstance(v, str | os.PathLike)),
@@ -431,6 +439,11 @@ class RunSpec:
     def has_client_statistics(self) -> bool:
         """Whether clients keep running statistics of BatchNorm layers."""
         return self.batchnorm in CLIENT_MODES
+
+    @property
+    def clocked(self) -> System | None:
+        """The simulated system; an asynchronous run has one in any case."""
+        return System() if self.system is None and self.buffer is not None else self.system
 
     @cached_property
     def composed_algorithm(self) -> Algorithm:

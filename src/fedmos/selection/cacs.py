@@ -43,6 +43,8 @@ class CACS(Selector):
         10
     """
 
+    selects_singly = False
+
     m: int
     clusters: int | None = None
     warmup: int = 4

@@ -47,6 +47,8 @@ class Clustered(Selector):
         >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
     """
 
+    selects_singly = False
+
     m: int
     by: Literal["size", "similarity"] = "size"
 

@@ -29,6 +29,8 @@ class Cyclic(Selector):
 
     prefetchable = True
 
+    selects_singly = False
+
     m: int
 
     def __post_init__(self) -> None:

@@ -42,6 +42,8 @@ class DELTA(Selector):
         >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), selector, rounds=2, local_steps=2, batch_size=8)
     """
 
+    selects_singly = False
+
     m: int
     alpha1: float = 1.0
     alpha2: float = 1.0

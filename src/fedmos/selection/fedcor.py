@@ -51,6 +51,8 @@ class FedCor(Selector):
         [True, True, True, False]
     """
 
+    selects_singly = False
+
     m: int
     warmup: int = 15
     interval: int = 10

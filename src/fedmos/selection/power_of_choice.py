@@ -36,6 +36,8 @@ class PowerOfChoice(Selector):
         3
     """
 
+    selects_singly = False
+
     m: int
     d: int
     loss: Literal["full", "batch", "reported"] = "full"

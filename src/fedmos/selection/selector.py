@@ -48,6 +48,8 @@ class View:
     """The seed of the run."""
     round: int
     """The round, from 0."""
+    start: int | None = None
+    """With the option `buffer`, which start of a client in the run is selected for, from 0; otherwise None."""
     p: Tensor
     """Importances of the available clients, float64, with sum one."""
     n: Tensor
@@ -91,7 +93,7 @@ class View:
     @property
     def key(self) -> Tensor:
         """The random stream of this round's selection; see `fedmos.rng`."""
-        return stream(self.seed, self.round, 0, Purpose.SELECT)
+        return stream(self.seed, self.round, 0 if self.start is None else self.start + 1, Purpose.SELECT)
 
     def keys(self, rounds: range) -> Tensor:
         """Return the random streams of the selection in several rounds."""
@@ -152,6 +154,8 @@ class Selector:
     """Whether `select` may return no clients although some are available."""
     cohort_field: ClassVar[str] = "m"
     """The field with the number of clients of a cohort, if the selector has one."""
+    selects_singly: ClassVar[bool] = True
+    """Whether the selector can also draw one client after another, with m = 1, for the option `buffer`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -212,6 +212,7 @@ class Checkpoints:
             last=tensors.pop("last"),
             server_state=_with_prefix("server.", tensors),
             selection=_with_prefix("selection.", tensors),
+            queue=_with_prefix("queue.", tensors),
             history=History(records),
             clients=stored,
             info=manifest["info"],
@@ -260,6 +261,7 @@ def _encode_state(snapshot: Snapshot) -> bytes:
         tensors["x"] = snapshot.server_model
     tensors |= {f"server.{name}": v for name, v in snapshot.server_state.items()}
     tensors |= {f"selection.{name}": v for name, v in snapshot.selection.items()}
+    tensors |= {f"queue.{name}": v for name, v in snapshot.queue.items()}
     if snapshot.best is not None:
         tensors |= {"best.round": torch.tensor(snapshot.best.round), "best.params": snapshot.best.params}
     if snapshot.client_evaluation is not None:

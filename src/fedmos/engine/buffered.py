@@ -1,0 +1,252 @@
+"""A round of an asynchronous run: one server step, with the updates that arrive until the buffer is full.
+
+Clients are trained when their updates are used, all of a server step together, each from the model that it was sent.
+Until then only the times of their starts and arrivals are computed, which needs no training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.history import Record
+from .backend import PhaseInput
+from .cohort import Cohort, SampledCohort
+from .event_queue import EventQueue, Flight
+from .job import Phase
+from .round import (
+    RoundState,
+    TrainingResult,
+    broadcast,
+    commit,
+    evaluate_model,
+    read_results,
+    server_step,
+    stop_at_bad_updates,
+)
+from .round_record import update_norms
+from .round_timing import RoundTiming
+from .row_aggregation import aggregate_rows
+from .sent_models import ModelVersion, SentModels
+from .state import AsynchronousState, FederatedState
+
+_MOST_LOSSES = 200
+"""Clients that may be lost one after another, beside ten for each client of the federation, before a run stops."""
+
+
+class ArrivalTiming(RoundTiming):
+    """The times of clients whose updates have arrived: they are known before the clients train."""
+
+    def __init__(self, algorithm: str, taken: list[Flight], lost: list[int]) -> None:
+        self._algorithm, self._taken = algorithm, taken
+        self.late = lost
+
+    @property
+    def clocked(self) -> bool:
+        return True
+
+    def in_time(self, phase: Phase, ids: Tensor, samples: Tensor) -> Tensor | None:
+        return None
+
+    def record(self, phase: Phase, ids: Tensor, samples: Tensor, uploads: Tensor | None = None) -> None:
+        """Check that clients computed as many gradients as their times were computed for."""
+        for flight, n in zip(self._taken, samples.tolist(), strict=True):
+            if flight.gradients != n:
+                raise ValueError(
+                    f"Cannot use buffer= with {self._algorithm} because the number of gradients of a client depends on "
+                    f"their values ({n} instead of {flight.gradients}), so its duration is not known when it starts; "
+                    "use a method that computes a fixed number"
+                )
+
+    def seconds(self) -> Tensor | None:
+        return torch.tensor([flight.seconds for flight in self._taken], dtype=torch.float64) if self._taken else None
+
+
+@dataclass(kw_only=True)
+class Arrivals:
+    """What happens from one server step to the next, before any client is trained."""
+
+    queue: EventQueue
+    """The queue after the server step."""
+    now: float
+    versions: dict[int, ModelVersion] = field(default_factory=dict)
+    """By round, what the clients of the server step were sent."""
+    taken: list[Flight] = field(default_factory=list)
+    """The updates of the server step, by ascending client; none if the buffer cannot be filled in this round."""
+    lost: list[int] = field(default_factory=list)
+    """The clients that were given up."""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    short: bool = False
+    """Whether fewer clients train than the buffer allows."""
+
+
+async def play_buffered_round(state: FederatedState, evaluate: bool) -> Record:
+    """Play the events up to the next server step, take the step, and commit it.
+
+    As in `play_round`, the clients' part is repeated with a check of every update if a value is not finite.
+    """
+    began = perf_counter()
+    # 1. Start clients and receive updates, until the buffer is full.
+    sampled = state.sampler.empty()
+    arrivals = collect_updates(state, sampled)
+    sampled = with_arrivals(state, sampled, arrivals)
+    timing = ArrivalTiming(type(state.algorithm).__name__, arrivals.taken, arrivals.lost)
+    while True:
+        # 2. Train the clients, each from the model that it was sent; 3. aggregate their uploads.
+        training = await train_arrived(state, sampled, arrivals, timing)
+        # 4. The server's step.
+        new = await server_step(state, sampled, training)
+        if new is not None:
+            # 5. Evaluate the new model.
+            metrics = await evaluate_model(state, new) if evaluate else None
+            record = describe_step(state, sampled, arrivals, new)
+            results = await read_results(state, new, metrics)
+            if results.finite or state.policy.check_each:
+                break
+        state.policy = state.policy._replace(check_each=True)
+    # 6. Commit the new model, the state of the clients and the queue.
+    seconds = perf_counter() - began - (0.0 if metrics is None else metrics.seconds)
+    record |= results.metrics | update_norms(state, sampled, new.update, results.reports)
+    return commit(state, sampled, timing, new, results, Record(seconds=seconds, **record))
+
+
+def collect_updates(state: FederatedState, sampled: SampledCohort) -> Arrivals:
+    """Play the events of the simulated clock until the buffer is full, or until no client trains or can start."""
+    here = asynchronous(state)
+    arrivals = Arrivals(queue=here.queue.copy(), now=here.clock.now)
+    queue, newest, losses = arrivals.queue, newest_model(state), 0
+    while True:
+        start_clients(state, sampled, arrivals, newest)
+        if not queue.flights:
+            break
+        flight = queue.next_end()
+        arrivals.now = flight.end
+        if flight.lost:
+            arrivals.lost.append(flight.client)
+            losses += 1
+            _check_losses(state, losses)
+            continue
+        losses = 0
+        queue.arrived.append(flight)
+        arrivals.bytes_up += here.costs.bytes_up
+        if len(queue.arrived) == here.buffer.size:
+            arrivals.taken, arrivals.versions = queue.take_arrived(), dict(queue.versions)
+            break
+    queue.forget_versions()
+    return arrivals
+
+
+def asynchronous(state: FederatedState) -> AsynchronousState:
+    """Return what an asynchronous run has beside the state of every run."""
+    assert state.asynchronous is not None
+    return state.asynchronous
+
+
+class NewestModel(NamedTuple):
+    """What clients that start in this round are sent, and the work that they will do."""
+
+    version: ModelVersion
+    gradients: Tensor
+    """The number of per-sample gradients that each client will compute, (N,)."""
+
+
+def newest_model(state: FederatedState) -> NewestModel:
+    """Broadcast the current model. Neither server nor clients know yet with whom an update will arrive."""
+    here = asynchronous(state)
+    none = Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64), 0.0, 0)
+    ctx = replace(state.context(none), S=here.buffer.size, W=1.0)
+    version = ModelVersion(state.lr(state.t), state.x, broadcast(state, state.server_state, ctx))
+    return NewestModel(version, here.counter.count(ctx, version))
+
+
+def start_clients(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, newest: NewestModel) -> None:
+    """Start clients until as many train as the buffer allows, or no other is available."""
+    queue, here, t = arrivals.queue, asynchronous(state), state.t
+    arrivals.short = False
+    while len(queue.flights) < here.buffer.concurrency:
+        drawn = state.sampler.draw_one(t, queue.starts, queue.busy, sampled)
+        if drawn is None:
+            arrivals.short = True
+            return
+        client, weight = drawn
+        first = int(state.clients.last[client]) < 0
+        seconds, lost = here.outcome(queue.starts, client, here.costs.seconds(client, newest.gradients, first))
+        gradients = int(newest.gradients[client])
+        arrivals.bytes_down += here.costs.bytes_down(first)
+        queue.versions.setdefault(t, newest.version)
+        queue.start(Flight(arrivals.now + seconds, client, t, weight, seconds, gradients, lost))
+
+
+def _check_losses(state: FederatedState, losses: int) -> None:
+    if losses > _MOST_LOSSES + 10 * len(state.task.data):
+        raise ValueError(
+            f"Cannot fill the buffer because {losses} clients in a row were lost in round {state.t + 1}; use a longer "
+            "'deadline' or a smaller 'dropout'"
+        )
+
+
+def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals) -> SampledCohort:
+    """Return the updates of the server step as a cohort, with weights by age."""
+    buffer, taken = asynchronous(state).buffer, arrivals.taken
+    weights = [flight.weight / buffer.size * buffer.factor(state.t - flight.round) for flight in taken]
+    return replace(
+        sampled,
+        cohort=Cohort.of(
+            torch.tensor([flight.client for flight in taken], dtype=torch.int64),
+            torch.tensor(weights, dtype=torch.float64),
+            state.task.data,
+        ),
+        available=state.sampler.count_available(state.t),
+        rounds=torch.tensor([flight.round for flight in taken], dtype=torch.int64),
+        queue=arrivals.queue,
+    )
+
+
+async def train_arrived(
+    state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, timing: ArrivalTiming
+) -> TrainingResult | None:
+    """Train the clients whose updates the server uses; returns None if there are none."""
+    cohort = sampled.cohort
+    if not arrivals.taken:
+        return None
+    assert sampled.rounds is not None
+    given = PhaseInput(
+        phase="train",
+        ctx=state.context(cohort),
+        lr=state.lr(state.t),
+        x=state.x,
+        msg={},
+        timing=timing,
+        policy=state.policy,
+        reports=state.reports,
+        updates=state.sampler.selector.updates,
+        sent=SentModels(arrivals.versions, sampled.rounds),
+    )
+    with stop_at_bad_updates(state):
+        update = await state.backend.run_phase(cohort, given)
+        return TrainingResult(state.server_state, aggregate_rows(state, "train", update))
+
+
+def describe_step(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, new: RoundState) -> dict[str, Any]:
+    """Return the fields of the record that are not metrics. Bytes count in the round in which they travel."""
+    rounds = [flight.round for flight in arrivals.taken]
+    down, up = state.backend.traffic((arrivals.bytes_down, arrivals.bytes_up))
+    return {
+        "round": state.t + 1,
+        "cohort": sampled.cohort.ids.tolist(),
+        "weights": sampled.cohort.weights.tolist(),
+        "versions": rounds,
+        "ages": [state.t - t for t in rounds],
+        "bytes_down": down,
+        "bytes_up": up,
+        "available": sampled.available,
+        "short": arrivals.short,
+        "late": arrivals.lost,
+        "abandoned": new.update is None,
+        "clock": arrivals.now,
+    }
