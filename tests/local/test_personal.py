@@ -267,3 +267,55 @@ def test_refused_options():
     frozen.bias.requires_grad_(False)
     with pytest.raises(ValueError, match="got 'bias', which matches none"):
         fm.run(frozen, LOGISTIC.data(), fm.FedAvg(lr=LR), fm.Full(), rounds=1, local_steps=1, personal=["bias"])
+
+
+@pytest.mark.parametrize("engine", ["batched", pytest.param("loop", marks=EXTENDED)])
+def test_own_models_are_evaluated_on_the_clients_test_samples(engine):
+    """`personal_accuracy` is that of `personal_model(i)`; fine-tuning begins at the head of the global model."""
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2), clients=6, seed=0, holdout=0.3)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    common = {"rounds": 4, "local_steps": 5, "batch_size": 8, "engine": engine, "dtype": torch.float64}
+    how = fm.EvaluateClients(every=4, finetune_steps=3)
+    result = fm.run(model, data, fm.FedAvg(lr=0.3), fm.Uniform(m=3), personal=["3.*"], evaluate_clients=how, **common)
+    tested = [_tests(data, i) for i in range(6)]
+    for name, of in (("personal_accuracy", result.personal_model), ("client_accuracy", lambda i: result.model)):
+        wanted = [
+            float((of(i)(data.inputs(x, torch.float64)).argmax(1) == y).double().mean())
+            for i, (x, y) in enumerate(tested)
+        ]
+        close(result.client_score(name), wanted, 1e-12, name)
+    record = result.history[-1]
+    assert record.personal_accuracy == pytest.approx(float(result.client_score("personal_accuracy").mean()))
+    assert record.personal_accuracy > record.client_accuracy
+    assert record.client_metrics["finetuned_accuracy"] > record.client_accuracy
+
+
+def _tests(data: fm.FederatedData, i: int):
+    tests = data.tests
+    rows = slice(int(tests.offsets[i]), int(tests.offsets[i + 1]))
+    index = torch.arange(rows.start, rows.stop) if tests.index is None else tests.index[rows]
+    return tests.x[index], tests.y[index]
+
+
+@pytest.mark.extended
+def test_a_head_of_100_000_clients_on_disk(monkeypatch, tmp_path):
+    """The state of each client has the size of its head, and lies in a file where all of it exceeds the memory."""
+    N = 100_000
+    x, y = torch.randn(2 * N, 4, generator=torch.Generator().manual_seed(0)), torch.arange(2 * N) % 3
+    data = fm.FederatedData.from_arrays([(x[2 * i : 2 * i + 2], y[2 * i : 2 * i + 2]) for i in range(N)])
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    common = {"rounds": 3, "local_steps": 1, "personal": ["2.*"], "engine": "batched", "eval_every": 3}
+    parts = [model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=500)]
+    memory = fm.run(*parts, **common)
+    monkeypatch.setattr("fedmos.engine.client_store._IN_MEMORY", 0)
+    disk = fm.run(*parts, out=tmp_path / "run", **common)
+    assert torch.equal(memory.params, disk.params)
+    touched = [i for record in disk.history for i in record.cohort]
+    assert len(set(touched)) > 1000
+    for i in touched[:50]:
+        assert torch.equal(memory.client_state(i)["personal"], disk.client_state(i)["personal"])
+        assert disk.client_state(i)["personal"].shape == (18,)
+    assert torch.equal(
+        disk.personal_model(touched[0])[2].weight.flatten(), disk.client_state(touched[0])["personal"][:15]
+    )

@@ -120,7 +120,7 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
     if names := spec.personal_names:
         _log.warning(
             "personal: metrics of the global model are computed with the initial values of %s, which only clients "
-            "train; use result.personal_model(i) for the model of a client",
+            "train; use evaluate_clients= for personal_accuracy, that of the clients' own models",
             one_line(", ".join(names), 80),
         )
     data = on_device(spec.data, device, spec.dtype, device_cache)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import FedAvg
+from ..core.personal_parameters import PERSONAL, Personal, as_personal
 from ..core.statistics_layout import STATISTICS
 from ..engine.cohort import Cohort
 from ..engine.execution_plan import ExecutionPlan
@@ -22,6 +23,7 @@ from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local
 from ..local.compose import with_local
 from ..local.optimizer import LocalOptimizer
+from ..local.personal import join, with_personal
 from ..local.sam import SAM
 from .spec import RunSpec
 
@@ -29,7 +31,8 @@ from .spec import RunSpec
 class FineTuning:
     """Trains the global model on a client's samples for a few steps, as FedAvg does with the run's options.
 
-    The step size is that of the last round; batches are those of the next one. Local optimisers start anew.
+    The step size is that of the last round; batches are those of the next one. Local optimisers start anew, and so do
+    parameters that stay with the clients (the option `personal`), from their values in the global model.
 
     Args:
         spec: The options of the run.
@@ -40,7 +43,9 @@ class FineTuning:
     def __init__(self, spec: RunSpec, task: Task, plan: ExecutionPlan) -> None:
         assert spec.evaluate_clients is not None
         alone = with_local(FedAvg(lr=spec.algorithm.lr), _fresh(spec.local))
-        algorithm = with_batch_norm(alone, spec.model, spec.batchnorm)
+        personal = None if spec.personal is None else Personal(as_personal(spec.personal).patterns)
+        alone = with_personal(alone, spec.trained_model, personal, None)
+        algorithm = with_batch_norm(alone, spec.model, spec.batchnorm, spec.personal_names)
         self._task = replace(task, local_steps=spec.evaluate_clients.finetune_steps, local_epochs=None)
         vars(self._task)["program"] = task.program  # compiled once
         self._executor = JobExecutor(self._task, algorithm, plan)
@@ -62,6 +67,8 @@ class FineTuning:
                 last = torch.full((len(chunk),), -1)
                 result = executor.execute(Job("train", chunk, ctx, [lr], [ctx.W], x, {}, own, last, {}, width))
                 tuned = x + result.uploads["delta"]
+                if PERSONAL in result.own:
+                    tuned = join(tuned, result.own[PERSONAL])
                 rows.append(with_statistics(tuned, result.own).clone())
             return torch.cat(rows)
 
