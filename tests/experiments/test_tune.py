@@ -125,7 +125,7 @@ def result(values, interrupted=False):
 def best_of(settings, results):
     """The choice from the grid of the first method, whose runs had the given results."""
     runs = tuning_runs(settings, settings.methods[0])
-    trials = [trial_of(settings, run, result) for run, result in zip(runs, results, strict=True)]
+    trials = [trial_of(settings, run, result, settings.metric) for run, result in zip(runs, results, strict=True)]
     return choose(settings.tune, settings.metric, trials)
 
 

@@ -33,6 +33,7 @@ def compare(
     metric: str | None = None,
     baseline: str | None = None,
     title: str = "Comparison",
+    local_training: bool = True,
     out: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> ComparisonResult:
@@ -58,6 +59,8 @@ def compare(
         metric: The metric of the table if there is no target; by default the accuracy, or else the test loss.
         baseline: Label of the method that others are measured against; by default the target's, or else the first.
         title: Title of the report.
+        local_training: Whether to add a row of local training alone (`LocalOnly`) where clients have test samples of
+            their own. It has the step size and the selection of the first method, and clients are evaluated at the end.
         out: Folder for the runs, the table and the report's data. The same call continues a comparison that was
             interrupted; `fedmos report` reads the folder. None keeps everything in memory.
         options: Further arguments of `fm.run`, the same for all methods.
@@ -98,6 +101,7 @@ def compare(
         metric=metric,
         baseline=baseline,
         title=title,
+        local_training=local_training,
     )
     folder = None if out is None else Path(out)
     table, results = compare_objects(made, folder, _observer())

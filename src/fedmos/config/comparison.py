@@ -67,6 +67,14 @@ class Method(Strict):
         return float(self.algorithm.fields["lr"])
 
 
+ALONE = "Local training alone"
+"""The label of the row that a comparison adds."""
+NOT_SENT = ("privacy", "personal", "uplink", "downlink", "aggregation", "attack")
+"""Options that local training alone does not have, because nothing is sent."""
+INDEPENDENT = ("Full", "Uniform", "Bernoulli", "MD", "Cyclic", "FixedCohorts")
+"""Selectors that need nothing from clients."""
+
+
 class HasGrid(Protocol):
     """A method with a grid of its own."""
 
@@ -110,8 +118,34 @@ class CompareConfig(Training):
     baseline: Name | None = None
     """Label of the method that others are compared with; by default the target's method, or else the first."""
     tune: Tuning | None = None
+    local_training: Flag = True
+    """Whether to add a row of local training alone, where clients have test samples of their own (`data.holdout`).
+
+    It has the step size and selection of the first method, and clients are evaluated at the end.
+    """
     light: Flag = False
     """Keep only the model and history of finished runs: smaller folders, which cannot be given more rounds later."""
+
+    @model_validator(mode="after")
+    def _add_local_training(self) -> CompareConfig:
+        """Add the row of local training alone."""
+        if not self.local_training or self.data.holdout is None:
+            return self
+        if self.evaluate_clients is None:
+            self.__dict__["evaluate_clients"] = self.rounds
+        if all(method.algorithm.name != "LocalOnly" for method in self.methods):
+            first = self.methods[0]
+            lr = {"lr": first.algorithm.fields["lr"]} if "lr" in first.algorithm.fields else {}
+            grid = {"lr": first.grid["lr"]} if first.grid is not None and "lr" in first.grid else None
+            row = Method(
+                label=ALONE,
+                algorithm=Choice.model_validate({"name": "LocalOnly"} | lr),
+                selection=_independent(first.selection),
+                local=first.local,
+                grid=grid,
+            )
+            self.__dict__["methods"] = [*self.methods, row]
+        return self
 
     @model_validator(mode="after")
     def _check_consistency(self) -> CompareConfig:
@@ -195,7 +229,9 @@ class CompareConfig(Training):
     def own_options(self, method: Method) -> dict[str, Any]:
         """Return the arguments of `fm.run` that a method has in place of the comparison's."""
         where = f"methods.{self.methods.index(method)}"
-        given = {} if method.local is None else {"local": build_local(f"{where}.local", method.local)}
+        given: dict[str, Any] = dict.fromkeys(NOT_SENT) if method.algorithm.name == "LocalOnly" else {}
+        if method.local is not None:
+            given["local"] = build_local(f"{where}.local", method.local)
         if method.personal is not None:
             given["personal"] = build_personal(method.personal)
         for name in ("uplink", "downlink"):
@@ -219,6 +255,14 @@ class CompareConfig(Training):
 def tuned_label(label: str) -> str:
     """The label of a tuned method in a table that also has the method as given."""
     return f"{label}, tuned"
+
+
+def _independent(selection: Choice) -> Choice:
+    """Return the selection of local training alone: one that asks clients for nothing, of as many clients."""
+    if selection.name in INDEPENDENT:
+        return selection
+    m = selection.fields.get("m")
+    return Choice(name="Full") if m is None else Choice.model_validate({"name": "Uniform", "m": m})
 
 
 def _label(level: float | FinalOf) -> str | None:

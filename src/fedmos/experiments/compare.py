@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ..config.comparison import ALONE
 from ..config.schema import CompareConfig, Training, check_same, load
 from ..run.result import Result
 from ..storage import RunFolder, toml
@@ -81,13 +82,14 @@ def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None
     Other step sizes, seeds and grid values, and methods appended to the list, are allowed: their runs have their own
     folders.
     """
-    shared = set(Training.model_fields) - {"rounds", "device", "diagnostics"}
+    shared = set(Training.model_fields) - {"rounds", "device", "diagnostics", "evaluate_clients"}
     old, new = before.kept(include=shared), config.kept(include=shared)
-    for i, methods in enumerate(zip(before.methods, config.methods, strict=False)):
+    given = [[method for method in one.methods if method.label != ALONE] for one in (before, config)]
+    for i, methods in enumerate(zip(*given, strict=False)):
         for fields, method in zip((old, new), methods, strict=True):
             fields[f"methods.{i}.algorithm"] = method.algorithm.but(lr=None).model_dump()
             fields[f"methods.{i}.selection"] = method.selection.model_dump()
-            own = {"local", "uplink", "downlink", "aggregation", "attack"}
+            own = {"local", "personal", "uplink", "downlink", "aggregation", "attack"}
             for name, value in method.model_dump(include=own).items():
                 fields[f"methods.{i}.{name}"] = value
     lengths = {"rounds": (before.rounds, config.rounds)}

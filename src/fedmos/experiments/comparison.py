@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ..config.comparison import ALONE
 from ..config.fields import FinalOf
 from ..config.schema import Tuning
 from ..run.result import Result
 from .progress import ComparisonObserver
 from .runner import AnyComparison, PlannedMethod, PlannedRun, planned_methods, tuning_runs
 from .seed_statistics import MethodResult, TunedValues, spread
-from .tune import choose, trial_of
+from .tune import choose, judged_by, trial_of
 
 
 class Trainer(Protocol):
@@ -64,7 +65,9 @@ class Comparison:
             for label in group:
                 runs = trials[label]
                 results = zip(runs, self._trainer.results(runs), strict=True)
-                tuned[label] = choose(tune, config.metric, [trial_of(config, run, result) for run, result in results])
+                pairs = list(results)
+                metric = judged_by(config, label, [result for _, result in pairs])
+                tuned[label] = choose(tune, metric, [trial_of(config, run, result, metric) for run, result in pairs])
                 self._observer.tuned(config.tuned_as(label), str(tuned[label]))
             self._start(group, planned_methods(config, tuned))
         return tuned
@@ -87,11 +90,16 @@ class Comparison:
 
 def run_folder(config: AnyComparison, run: PlannedRun, out: Path) -> Path:
     """Return the folder of a run of the comparison in `out`."""
-    number = [method.label for method in config.methods].index(run.label)
+    number = method_number([method.label for method in config.methods], run.label)
     return out / ("tuning" if run.tuning else "runs") / folder_name(number, dict(run.values), run.seed)
 
 
-def folder_name(number: int, values: Mapping[str, float], seed: int) -> str:
+def method_number(labels: Sequence[str], label: str) -> int | str:
+    """Return what identifies a method in the names of folders: the row that a comparison adds has no number."""
+    return "local" if label == ALONE else list(labels).index(label)
+
+
+def folder_name(number: int | str, values: Mapping[str, float], seed: int) -> str:
     """Return the name of a run's folder: the method's number, the values of its fields, the seed."""
     return f"{number}-{'-'.join(f'{field}{value:g}' for field, value in values.items())}-seed{seed}"
 

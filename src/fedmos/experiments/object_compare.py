@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..config.comparison import ALONE
 from ..config.fields import FinalOf
 from ..config.schema import check_same
 from ..core.formatting import one_line
@@ -15,7 +16,7 @@ from ..run.result import Result
 from ..storage import toml
 from ..storage.files import replace_file
 from .captions import caption
-from .comparison import Comparison, run_folder
+from .comparison import Comparison, method_number, run_folder
 from .objects import ObjectComparison
 from .progress import ComparisonObserver
 from .runner import PlannedRun, Runner, planned_methods, resolve_target
@@ -147,7 +148,8 @@ def _comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[dict
     ):
         if is_now < was:
             old[name], new[name] = was, is_now
-    for i, (mine, theirs) in enumerate(zip(before["methods"], now["methods"], strict=False)):
+    given = [[method for method in one["methods"] if method["label"] != ALONE] for one in (before, now)]
+    for i, (mine, theirs) in enumerate(zip(*given, strict=False)):
         old[f"methods.{i}"], new[f"methods.{i}"] = mine["label"], theirs["label"]
     return old, new
 
@@ -155,9 +157,12 @@ def _comparable(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[dict
 def described(plan: ObjectComparison) -> dict[str, Any]:
     """Return the comparison as a table to read; a report reads its rows from it."""
     given = tuple(plan.methods) if plan.tune is None or plan.tune.rows == "both" else ()
-    rows = [{"label": method.label, "method": plan.methods.index(method)} for method in given]
+    labels = [method.label for method in plan.methods]
+    rows: list[dict[str, Any]] = [{"label": one.label, "method": method_number(labels, one.label)} for one in given]
     if plan.tune is not None:
-        rows += [{"label": plan.tuned_as(m.label), "method": i, "tuned": True} for i, m in enumerate(plan.methods)]
+        rows += [
+            {"label": plan.tuned_as(label), "method": method_number(labels, label), "tuned": True} for label in labels
+        ]
     level = {"final_of": plan.level.final_of} if isinstance(plan.level, FinalOf) else plan.level
     table = {
         "from_python": True,

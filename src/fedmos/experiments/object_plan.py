@@ -14,7 +14,7 @@ from ..config.comparison import tuned_label
 from ..config.fields import MAX_ENTRIES, FinalOf
 from ..config.schema import Tuning, parse
 from ..core.formatting import format_value
-from ..core.validation import count, require, suggest
+from ..core.validation import boolean, count, require, suggest
 from ..core.validation import seed as seed_rule
 from ..engine.task_check import check_fit
 from ..rng import signed
@@ -23,6 +23,7 @@ from ..run.options import call_with_options, options_of
 from ..run.preflight import check_parts, check_target
 from ..run.run_metrics import run_metrics
 from ..run.spec import RunSpec
+from .local_training import with_local_training
 from .objects import ObjectComparison, ObjectMethod, tunable_fields, with_fields
 from .runner import PlannedRun, own_values, rounds_of, tuning_runs
 
@@ -54,6 +55,7 @@ def plan(
     metric: str | None = None,
     baseline: str | None = None,
     title: str = "Comparison",
+    local_training: bool = False,
 ) -> ObjectComparison:
     """Return the comparison; `options` are `model`, `data`, `rounds` and other arguments of `fm.run`.
 
@@ -87,6 +89,8 @@ def plan(
         tune=tuning,
         shared_grid=shared,
     )
+    require(caller, "local_training", local_training, boolean)
+    made = with_local_training(made) if local_training else made
     _check_grids(caller, made)
     return _checked(made)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+from ..config.comparison import ALONE
 from ..config.fields import FinalOf
 from ..config.schema import Tuning
 from ..core.metric_names import is_loss
@@ -13,13 +14,19 @@ from .runner import AnyComparison, PlannedRun
 from .seed_statistics import GridTrial, TunedValues, last_value
 
 
-def trial_of(config: AnyComparison, run: PlannedRun, result: Result) -> GridTrial:
+def judged_by(config: AnyComparison, label: str, results: Sequence[Result]) -> str:
+    """Return the metric by which a method is tuned: the target's or, for local training alone, that of own models."""
+    alone = label == ALONE and not config.metric.startswith("personal_")
+    names = ("personal_accuracy", "personal_loss") if alone else ()
+    measured = (name for name in names if any(last_value(one.history, name) is not None for one in results))
+    return next(measured, config.metric)
+
+
+def trial_of(config: AnyComparison, run: PlannedRun, result: Result, metric: str) -> GridTrial:
     """Return the outcome of a tuning run. An interrupted run, e.g. one that diverged, has no final value."""
     level = config.level
     rounds = None if level is None or isinstance(level, FinalOf) else result.rounds_to(config.metric, level)
-    return GridTrial(
-        dict(run.values), rounds, None if result.interrupted else last_value(result.history, config.metric)
-    )
+    return GridTrial(dict(run.values), rounds, None if result.interrupted else last_value(result.history, metric))
 
 
 def choose(tune: Tuning, metric: str, trials: Sequence[GridTrial]) -> TunedValues:

@@ -1,0 +1,89 @@
+"""The row of local training alone that comparisons add where clients have test samples of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+import fedmos as fm
+from fedmos.config import schema as config
+from fedmos.config.comparison import ALONE
+from fedmos.experiments.comparison import run_folder
+from fedmos.experiments.object_plan import plan
+from fedmos.experiments.runner import ConfiguredRuns, PlannedRun
+
+TABLE = {
+    "title": "demo",
+    "rounds": 2,
+    "local_steps": 1,
+    "batch_size": 4,
+    "seeds": [0],
+    "target": {"accuracy": 0.5},
+    "device": "cpu",
+    "data": {"name": "digits", "clients": 6, "holdout": 0.3},
+    "model": {"name": "logistic", "features": 64},
+    "methods": [
+        {
+            "label": "FedAvg",
+            "algorithm": {"name": "FedAvg", "lr": 0.1},
+            "selection": {"name": "PowerOfChoice", "m": 2, "d": 4},
+            "personal": {"patterns": ["*.bias"]},
+        },
+    ],
+    "privacy": {"name": "Gaussian", "clip": 1.0, "noise_multiplier": 1.0, "delta": 1e-5},
+}
+
+
+def parsed(**changes) -> config.CompareConfig:
+    return config.parse(config.CompareConfig, {k: v for k, v in (TABLE | changes).items() if v is not None}, "demo")
+
+
+def test_a_configuration():
+    """The row has the first method's step size and as many clients, and none of the options for what is sent."""
+    settings = parsed()
+    assert [method.label for method in settings.methods] == ["FedAvg", ALONE]
+    arguments = ConfiguredRuns(settings).arguments(PlannedRun(ALONE, (("lr", 0.1),), 0), {})
+    assert arguments["algorithm"] == fm.LocalOnly(lr=0.1)
+    assert arguments["selection"] == fm.Uniform(m=2)
+    assert arguments["privacy"] is arguments["personal"] is None
+    assert arguments["evaluate_clients"] == fm.EvaluateClients(every=2) or arguments["evaluate_clients"] == 2
+    again = config.parse(config.CompareConfig, settings.kept(), "demo")
+    assert [method.label for method in again.methods] == ["FedAvg", ALONE]
+    assert settings.reference == "FedAvg"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_training": False},
+        {"data": {"name": "digits", "clients": 6}},
+        {"methods": [{"label": "own", "algorithm": {"name": "LocalOnly", "lr": 0.1}, "selection": {"name": "Full"}}]},
+    ],
+    ids=["switched off", "no tests of clients", "given"],
+)
+def test_configurations_without_the_row(changes):
+    assert ALONE not in [method.label for method in parsed(privacy=None, **changes).methods]
+
+
+def test_folders_do_not_depend_on_the_number_of_methods(tmp_path):
+    """A method that is appended later does not take the folder of the row."""
+    run = PlannedRun(ALONE, (("lr", 0.1),), 0)
+    more = [*TABLE["methods"], TABLE["methods"][0] | {"label": "second"}]
+    assert run_folder(parsed(), run, tmp_path) == run_folder(parsed(methods=more), run, tmp_path)
+
+
+def test_python_objects(digits):
+    made = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2), clients=6, seed=0, holdout=0.3)
+    common = {"model": fm.models.logistic(features=64), "selection": fm.Uniform(m=3), "seeds": 1, "rounds": 3}
+    common |= {"local_steps": 2, "batch_size": 4, "engine": "loop"}
+    methods = {"FedAvg": {"algorithm": fm.FedAvg(lr=0.001), "uplink": fm.codecs.TopK(0.5)}}
+    compared = fm.compare(methods, data=made, tune={"lr": [0.001, 0.5]}, **common)
+    assert [row.label for row in compared.table.results] == ["FedAvg", ALONE]
+    alone = compared.results[ALONE][0]
+    assert alone.info["algorithm"] == "LocalOnly(lr=0.5)"  # by the accuracy of the clients' own models
+    assert sum(r.bytes_up + r.bytes_down for r in alone.history) == 0
+    assert alone.history[-1].personal_accuracy > alone.history[-1].client_accuracy
+    assert compared.results["FedAvg"][0].history[-1].client_accuracy is not None
+    options = {"model": common["model"], "rounds": 1, "local_steps": 1}
+    for data, wanted in ((digits, False), (made, False)):
+        without = plan(methods, options | {"data": data}, selection=fm.Full(), local_training=data is digits)
+        assert any(method.label == ALONE for method in without.methods) == wanted
