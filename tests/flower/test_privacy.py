@@ -72,6 +72,16 @@ def test_settings(deployed, seeded, changes):
     compare(deployed, private(fm.Scaffold(lr=0.1), **changes), exact=changes.get("engine") != "batched")
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "privacy"),
+    [(fm.FedHBM(lr=0.1, beta=0.6), gaussian(0.05, 1.0, adaptive=True)), (fm.Mime(lr=0.1), gaussian(0.05, 1.0))],
+    ids=str,
+)
+def test_the_server_clips_what_it_decodes(deployed, seeded, algorithm, privacy):
+    uplink = fm.codecs.ErrorFeedback(fm.codecs.Quantize(4))
+    compare(deployed, private(algorithm, privacy=privacy, uplink=uplink, selection=EVERYONE, rounds=2))
+
+
 def test_clients_with_data_of_their_own(tmp_path, clock, seeded):
     data, names = federation(), [f"site-{i}" for i in range(CLIENTS)]
     given = private(fm.Scaffold(lr=0.1))
@@ -269,7 +279,12 @@ def test_messages_tell_a_client_nothing_about_the_others(deployed):
     ("changes", "deploy", "sentence"),
     [
         ({}, {"train_metrics": True}, "Cannot use privacy= with train_metrics=True because clients would send losses"),
-        ({"uplink": fm.codecs.Quantize(4)}, {}, "Cannot use privacy= with uplink=.* in a deployment because a codec"),
+        (
+            {"uplink": fm.codecs.Quantize(4), "algorithm": fm.Scaffold(lr=0.1)},
+            {},
+            "Cannot use privacy= with uplink=.* and Scaffold in a deployment .* and its state depends on them; use",
+        ),
+        ({"uplink": {"delta": fm.codecs.Sign()}, "algorithm": fm.FedNova(lr=0.1)}, {}, "FedNova .* it also sends"),
         ({"selection": fm.PowerOfChoice(m=2, d=4)}, {}, "Cannot use privacy= with PowerOfChoice because it asks"),
         ({"selection": fm.ActiveFL(m=2)}, {}, "Cannot use privacy= with ActiveFL because its clients report"),
         ({"system": fm.System(quorum=0.5)}, {}, "Cannot use privacy= with a quorum because an abandoned round"),

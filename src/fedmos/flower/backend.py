@@ -33,11 +33,11 @@ from ..engine.task import Task
 from ..engine.work_queue import read_values
 from ..evaluation.measurable import measurable
 from ..evaluation.metrics import Evaluator
-from ..privacy.compose import exceeded_bound, is_private
 from ..run.backends import BackendSetting
 from . import wire
 from .coded_messages import CodedMessages, HeldVectors
-from .norm_bound import NORM, AdaptiveNormBound
+from .norm_bound import AdaptiveNormBound
+from .private_uploads import UploadClipping
 from .reply_collector import Replies, ReplyCollector
 from .requests import Reply, ReplyPolicy, Request
 
@@ -52,14 +52,15 @@ class FlowerBackend:
         self._task, self._plan = given.task, given.plan
         self._declaration = Declaration(given.algorithm, given.task.model.layers)
         self._collector, self._reply_policy = collector, reply_policy
-        self._private = given.algorithm if is_private(given.algorithm) else None
+        self._clipping = UploadClipping(given.algorithm)
         if reply_policy.train_metrics or any(name in AT_START for name in reply_policy.reports):
             check_no_client_models(self._declaration)
         self._coded = CodedMessages(given.algorithm, given.task.model, given.task.seed)
         held = {HELD + name: torch.zeros_like(given.task.model.initial()) for name in self._coded.down}
-        self._bound = self._adaptive_bound(given)
-        held |= {} if self._bound is None else self._bound.initial
-        self.clients = ClientStore(held, len(given.task.data), given.scratch)
+        compares = not self._clipping.private and secure_rule(given.algorithm) is None
+        factor = reply_policy.norm_factor if compares else None
+        self._bound = AdaptiveNormBound(self._declaration, self._task.model.size, factor, collector.registry.describe)
+        self.clients = ClientStore(held | self._bound.initial, len(given.task.data), given.scratch)
         self._held = HeldVectors(self._coded, self.clients)
         self.clock = None
         self.policy = UpdatePolicy(check_each=True, drop=True)
@@ -81,13 +82,13 @@ class FlowerBackend:
         thin = given.thin
         shapes = {} if thin is not None else self._declaration.up(given.phase)
         replies = self._train(cohort, given, shapes)
-        received = self._accepted(given, {i: reply.vectors for i, reply in replies.items()})
+        received = self._bound.accepted(given, {i: reply.vectors for i, reply in replies.items()}, self.clients)
         arrived = self._subset(cohort, received)
         kept, W = arrived, None if len(arrived.ids) == len(cohort.ids) else given.ctx.W
         if thin is not None:
             reported = self._report(arrived, given, received)
             asked = thin(arrived.scaled(given.ctx.W), dict(zip(given.reports, reported[1:], strict=True)))
-            received = self._accepted(given, self._uploads(asked, given))
+            received = self._bound.accepted(given, self._uploads(asked, given), self.clients)
             kept = self._subset(asked, received)
             W = None if len(kept.ids) == len(asked.ids) else asked.W
         partial = self._add(cohort, given, kept, received)
@@ -103,27 +104,9 @@ class FlowerBackend:
             updates=updates,
         )
 
-    def _adaptive_bound(self, given: BackendSetting) -> AdaptiveNormBound | None:
-        """Return the adaptive bound; None where it is off, or where clients must not be compared with each other."""
-        factor = self._reply_policy.norm_factor
-        if factor is None or self._private is not None or secure_rule(given.algorithm) is not None:
-            return None
-        return AdaptiveNormBound(self._declaration, given.task.model.size, factor, self._collector.registry.describe)
-
-    def _accepted(self, given: PhaseInput, received: dict[int, Vectors]) -> dict[int, Vectors]:
-        """Return the uploads whose norms are in proportion."""
-        if self._bound is None:
-            return received
-        return self._bound.accepted(given.phase, given.ctx.t, received, self._norms_of_all())
-
     def _states(self, ids: Tensor) -> Vectors:
         """Return what the server stores of clients after a round."""
-        norms = {} if self._bound is None else self._bound.states(ids, self._norms_of_all())
-        return self._held.states(ids) | norms
-
-    def _norms_of_all(self) -> Vectors:
-        """Return the largest norms of all clients, (N,) by name."""
-        return self.clients.read(torch.arange(len(self._task.data)), NORM)
+        return self._held.states(ids) | self._bound.states(ids, self.clients)
 
     def _subset(self, cohort: Cohort, found: Mapping[int, Any]) -> Cohort:
         """Return the clients of the cohort that are in `found`, with their weights."""
@@ -192,7 +175,7 @@ class FlowerBackend:
         """Return the header of each client's request."""
         last = self.clients.last[cohort.ids].tolist()
         # Importances and the largest number of samples would tell a client of a private run about the others' data.
-        public = self._private is None
+        public = not self._clipping.private
         return {
             i: {
                 "lr": given.lr,
@@ -261,8 +244,7 @@ class FlowerBackend:
             self._has_model, self._has_difference = set(), set()
             self._answers, self._reports, self._late = {}, {}, set()
             self._held.enter_round()
-            if self._bound is not None:
-                self._bound.enter_round()
+            self._bound.enter_round()
 
     def _probe(self, request: Request, t: int, ids: Tensor, key: Any, part: Callable[[Reply], Tensor]) -> list[Tensor]:
         """Return each client's answer. A client is asked once per round, even if the selector starts again."""
@@ -322,14 +304,7 @@ class FlowerBackend:
         )
         wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)
         wire.check_finite(reply.vectors | reply.numbers)
-        if self._private is not None and request.phase is not None:
-            exceeded = exceeded_bound(self._private, request.phase, reply.vectors, request.msg)
-            if exceeded is not None:
-                norm, bound = exceeded
-                raise wire.RefusedError(
-                    f"its uploads have a norm of {norm:.6g}, over the bound of privacy, {bound:.6g}"
-                )
-        return reply
+        return self._clipping.applied(request, reply)
 
 
 def check_no_client_models(declaration: Declaration) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..aggregation import Secure
+from ..codecs.compose import coding_of
 from ..config.deploy import Deploy, names_rule
 from ..config.schema import RunConfig, load
 from ..core.flat_model import FlatModel
@@ -24,7 +25,9 @@ from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
 from ..engine.declaration import names_of
 from ..engine.execution_plan import override
+from ..privacy.compose import follows_deliveries
 from ..privacy.gaussian import Gaussian
+from ..privacy.sums import BELOW
 from ..run.options import call_with_options, options_of
 from ..run.spec import RunSpec
 
@@ -183,10 +186,15 @@ def _check_private(spec: RunSpec, deploy: Deploy) -> None:
             "noise; use train_metrics=False and a test set at the server"
         )
     if spec.uplink is not None:
-        raise ValueError(
-            f"Cannot use privacy= with uplink={spec.uplink} in a deployment because a codec follows the client's own "
-            "clipping and can make a vector longer; use uplink=None"
-        )
+        algorithm = spec.composed_algorithm
+        coded = {vector.name for vector in coding_of(algorithm).up} | {BELOW}
+        others = [name for name in names_of((*algorithm.up, *algorithm.prepare_up)) if name not in coded]
+        if others or follows_deliveries(algorithm):
+            why = f"it also sends {', '.join(others)}" if others else "its state depends on them"
+            raise ValueError(
+                f"Cannot use privacy= with uplink={spec.uplink} and {type(algorithm).__name__} in a deployment because "
+                f"the server clips encoded uploads, which a client cannot do, and {why}; use uplink=None"
+            )
 
 
 def preload(config: Given) -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
+from ..engine.backend import PhaseInput
+from ..engine.client_store import ClientStore
 from ..engine.declaration import Declaration
 from ..engine.job import Phase
 
@@ -34,16 +36,16 @@ class AdaptiveNormBound:
     Args:
         declaration: What the algorithm uploads. Vectors of the model's size have a bound.
         size: The number of parameters of the model.
-        factor: How many times the median a norm may be.
+        factor: How many times the median a norm may be; None for no bound.
         describe: Names a client and its node in the log.
     """
 
-    def __init__(self, declaration: Declaration, size: int, factor: float, describe: Describe) -> None:
-        phases: tuple[Phase, ...] = ("prepare", "train")
+    def __init__(self, declaration: Declaration, size: int, factor: float | None, describe: Describe) -> None:
+        phases: tuple[Phase, ...] = () if factor is None else ("prepare", "train")
         self._names = {
             phase: [name for name, shape in declaration.up(phase).items() if shape == (size,)] for phase in phases
         }
-        self._factor, self._describe = factor, describe
+        self._factor, self._describe = factor or 0.0, describe
         self._norms: dict[int, dict[str, float]] = {}
         """The norms of this round's accepted uploads, by client and name in the state of clients."""
 
@@ -57,29 +59,29 @@ class AdaptiveNormBound:
         """Forget the norms of the round before; if it was committed, the state of clients has them."""
         self._norms = {}
 
-    def accepted(self, phase: Phase, t: int, received: Mapping[int, Vectors], known: Vectors) -> dict[int, Vectors]:
+    def accepted(self, given: PhaseInput, received: dict[int, Vectors], clients: ClientStore) -> dict[int, Vectors]:
         """Return the uploads of a cohort without those that are out of proportion, which are logged.
 
         Args:
-            phase: The phase of the uploads.
-            t: The round.
+            given: The input of the phase.
             received: The uploads of each client.
-            known: The state of all clients, (N,) for each name.
+            clients: The state of clients at the server.
         """
         dropped: set[int] = set()
-        for name in self._names[phase]:
+        for name in self._names.get(given.phase, ()):
             norms = {i: float(v[name].double().norm()) for i, v in received.items() if name in v}
-            key = f"{NORM}{phase}.{name}"
-            dropped |= self._outliers(name, t, norms, known[key])
+            key = f"{NORM}{given.phase}.{name}"
+            known = clients.read(torch.arange(len(clients.last)), key)[key]
+            dropped |= self._outliers(name, given.ctx.t, norms, known)
             for i, norm in norms.items():
                 self._norms.setdefault(i, {})[key] = norm
         return {i: v for i, v in received.items() if i not in dropped}
 
-    def states(self, ids: Tensor, known: Vectors) -> Vectors:
-        """Return the new state of clients whose uploads were accepted, given that of all clients."""
-        if not len(ids):
+    def states(self, ids: Tensor, clients: ClientStore) -> Vectors:
+        """Return the new state of clients whose uploads were accepted."""
+        if not len(ids) or not self._names:
             return {}
-        new = {name: v[ids].clone() for name, v in known.items()}
+        new = {name: v.clone() for name, v in clients.read(ids, NORM).items()}
         for row, i in enumerate(ids.tolist()):
             for name, norm in self._norms.get(i, {}).items():
                 new[name][row] = max(norm, float(new[name][row]))

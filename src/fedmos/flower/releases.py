@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..algorithm import Context
 from ..privacy.noise import Noise
-from ..storage.files import replace_file
+from ..storage.files import replace_file, storage_errors
 
 _KEPT = 3
 """Rounds whose noisy sums are kept. The server falls back by one round if its last checkpoint is damaged."""
@@ -53,9 +53,10 @@ class Releases:
 
     def _write(self, path: Path, t: int, noisy: Tensor) -> None:
         """Store a noisy sum, and delete those of older rounds."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        metadata = {"run": self._run, "sha256": _hash(noisy)}
-        replace_file(path, safetensors.torch.save({"sum": noisy.contiguous()}, metadata))
+        content = safetensors.torch.save({"sum": noisy.contiguous()}, {"run": self._run, "sha256": _hash(noisy)})
+        with storage_errors(f"write a noisy sum to {self._folder}", "make room, and start the server again"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content)
         for stored, old in self._files():
             if stored <= t - _KEPT:
                 old.unlink(missing_ok=True)

@@ -88,6 +88,30 @@ def is_private(algorithm: Algorithm) -> bool:
     return isinstance(algorithm, _Private)
 
 
+def clip_decoded(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vectors) -> Vectors:
+    """Return one client's uploads as it clips them in a simulation, where the server decodes them.
+
+    Args:
+        algorithm: A private algorithm.
+        phase: The phase of the uploads.
+        uploads: The uploads of one client, by name.
+        msg: The message that the client received, which has the bound if it is adaptive.
+    """
+    assert isinstance(algorithm, _Private)
+    clipped = dict(uploads)
+    for group in algorithm._privacy_sums.groups:
+        if group.phase == phase and group.names != (BELOW,):
+            vectors = {name: uploads[name] for name in group.names}
+            factor = (algorithm._privacy_bound_in(group, msg) / norm(vectors, torch.ones(1))).clamp(max=1)
+            clipped |= {name: v * factor for name, v in vectors.items()}
+    return clipped
+
+
+def follows_deliveries(algorithm: Algorithm) -> bool:
+    """Return whether the state of clients depends on what the server gets of their uploads."""
+    return isinstance(algorithm, _Private) and algorithm._privacy_base.delivered is not Algorithm.delivered
+
+
 def exceeded_bound(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vectors) -> tuple[float, float] | None:
     """Return the norm of one client's uploads and their bound, if an honest client cannot have sent them.
 
