@@ -134,6 +134,9 @@ def show(
     ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
+    holdout: Annotated[
+        float | None, typer.Option(help="Share of each client's samples to hold out as its test samples, e.g. 0.2.")
+    ] = None,
     root: Annotated[str | None, typer.Option(help="File or folder of the data, or hf://OWNER/NAME.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the number of samples per client and class.")
@@ -160,7 +163,7 @@ def show(
     dataset = datasets.load(name, root)
     if scheme is None:
         scheme = registry.partitions()["IID" if dataset.owner is None else "Natural"]()
-    described = dataset.partition(scheme, clients, seed).describe()
+    described = dataset.partition(scheme, clients, seed, holdout).describe()
     console.print(str(described), highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         described.plot(out)

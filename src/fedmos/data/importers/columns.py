@@ -18,12 +18,13 @@ from ..normalize import Normalize
 from ..store import allocate
 from .encoding import Encoding
 from .fit import EncodingOptions, fit
+from .split_column import interleaved, rows, rows_for_testing
 from .table import array_of, is_missing, kind_of, missing_in, names_of
 
 _TARGETS = ("label", "labels", "target", "y", "fine_label", "character")
 
-_FIELDS = {"from_csv": ("client", "target", "inputs")}
-"""The names of the arguments for columns, where they are not client_column, target_column and input_columns."""
+_FIELDS = {"from_csv": ("client", "target", "inputs", "split")}
+"""The names of the arguments for columns, where they are not client_column, target_column and so on."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class ColumnRoles:
     client: Hashable | None
     target: Hashable
     inputs: list[Hashable]
+    split: Hashable | None = None
+    """Which rows are test samples of their clients."""
 
 
 def choose(
@@ -41,6 +44,7 @@ def choose(
     client: Hashable | None,
     target: Hashable | None,
     inputs: Hashable | Sequence[Hashable] | None,
+    split: Hashable | None = None,
 ) -> ColumnRoles:
     """Return the requested columns, with defaults for those that are None.
 
@@ -50,6 +54,7 @@ def choose(
         client: The column of clients.
         target: The column of targets (default: the first column with a usual name).
         inputs: The columns of inputs (default: all other columns).
+        split: The column that says which rows are test samples of their clients.
 
     Raises:
         ValueError: If a column does not exist, or there is no default.
@@ -57,8 +62,13 @@ def choose(
     names = names_of(table)
     listed = ", ".join(map(str, names))
     wanted_inputs = None if inputs is None else list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    fields = _FIELDS.get(caller, ("client_column", "target_column", "input_columns"))
-    requested = [(fields[0], client), (fields[1], target), *((fields[2], name) for name in wanted_inputs or [])]
+    fields = _FIELDS.get(caller, ("client_column", "target_column", "input_columns", "split_column"))
+    requested = [
+        (fields[0], client),
+        (fields[1], target),
+        (fields[3], split),
+        *((fields[2], name) for name in wanted_inputs or []),
+    ]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
         raise ValueError(f"{caller}: the columns must have different names, got '{twice}' twice")
@@ -70,10 +80,10 @@ def choose(
         target = next((name for name in _TARGETS if name in names), None)
         if target is None:
             raise ValueError(f"{caller}: '{fields[1]}' must be given: one of {listed}")
-    others = wanted_inputs or [name for name in names if name not in (client, target)]
+    others = wanted_inputs or [name for name in names if name not in (client, target, split)]
     if not others:
         raise ValueError(f"{caller}: there must be a column of inputs beside {listed}")
-    return ColumnRoles(client, target, others)
+    return ColumnRoles(client, target, others, split)
 
 
 def inputs_of(
@@ -210,12 +220,21 @@ def dataset_from(
     """
     if not len(table):
         raise ValueError(f"{caller}: the table must have rows, got none")
+    own = held_out = None
+    if columns.split is not None:
+        held_out = rows_for_testing(caller, table, columns.split)
+        table, own = rows(table, ~held_out), rows(table, held_out)
     x, encoding = inputs_of(caller, table, columns.inputs, options)
     y, words = targets_of(caller, columns.target, array_of(table, columns.target))
     x_test, y_test = (None, None) if test is None else _test_arrays(caller, test, columns, x, y, words, encoding)
     owner = owners = None
     if columns.client is not None:
         owners, owner = encode(caller, columns.client, array_of(table, columns.client))
+    if held_out is not None and held_out.any():
+        x_own, y_own = _test_arrays(caller, own, columns, x, y, words, encoding)
+        if columns.client is not None and owners is not None and owner is not None:
+            owner = interleaved(held_out, owner, _known_clients(caller, array_of(own, columns.client), owners))
+        x, y = interleaved(held_out, x, x_own), interleaved(held_out, y, y_own)
     images = x.ndim == 4 and x.dtype == np.uint8
     return Dataset(
         name,
@@ -228,7 +247,17 @@ def dataset_from(
         owners=owners,
         labels=words or labels,
         encoding=encoding,
+        held_out=held_out,
     )
+
+
+def _known_clients(caller: str, column: np.ndarray, owners: list[str]) -> np.ndarray:
+    """Return the clients of test rows as indices into the clients of the training rows."""
+    known = {name: number for number, name in enumerate(owners)}
+    unknown = sorted({str(v) for v in column} - known.keys())
+    if unknown:
+        raise ValueError(f"{caller}: every client must have a row for training, got none of {unknown[0]!r}")
+    return np.array([known[str(v)] for v in column], dtype=np.int64)
 
 
 def _test_arrays(

@@ -26,13 +26,17 @@ File = tuple[tuple[str, ...], Path]
 def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int] | None = None) -> Dataset:
     """Read the images in sorted order of their paths; see `FederatedData.from_folder`.
 
-    The innermost folder is the class, and a folder around it the owner.
+    The innermost folder is the class, and a folder around it the owner; between them may be folders "train" and "test".
     """
     require("from_folder", "size", size, _SIZE | none)
     if size is not None:
         size = (int(size), int(size)) if count.test(size) else (int(size[0]), int(size[1]))  # type: ignore[arg-type, index]
     root = Path(root)
     train, test = _find_images(root)
+    held_out = None
+    if len(train[0][0]) == 3:  # CLIENT/train/CLASS and CLIENT/test/CLASS
+        held_out = np.array([folders[1] == "test" for folders, _ in train])
+        train = [((folders[0], folders[2]), path) for folders, path in train]
     labels = sorted({folders[-1] for folders, _ in train})
     unknown = sorted({folders[-1] for folders, _ in test} - set(labels))
     if unknown:
@@ -54,6 +58,7 @@ def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int
         owner=owner,
         owners=None if owners is None else owners.tolist(),
         labels=labels,
+        held_out=held_out,
     )
 
 
@@ -65,9 +70,11 @@ def _find_images(root: Path) -> tuple[list[File], list[File]]:
     train = _files(base, root)
     test = _files(root / "test", root) if base != root and (root / "test").is_dir() else []
     depths = {len(folders) for folders, _ in train}
-    if depths not in ({1}, {2}):
+    divided = depths == {3} and {folders[1] for folders, _ in train} <= {"train", "test"}
+    if depths not in ({1}, {2}) and not divided:
         raise ValueError(
-            f"Cannot read {root} because its images do not all lie in CLASS/image or in CLIENT/CLASS/image; "
+            f"Cannot read {root} because its images do not all lie in CLASS/image, in CLIENT/CLASS/image, or in "
+            "CLIENT/train/CLASS/image and CLIENT/test/CLASS/image; "
             + ("there are none" if not train else f"folders are {sorted(depths)} deep")
         )
     for folders, path in test:

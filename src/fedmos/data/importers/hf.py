@@ -22,6 +22,7 @@ def dataset_from_hf(
     test: Any,
     partition: Partition | None,
     options: EncodingOptions,
+    split: Hashable | None = None,
 ) -> tuple[Dataset, Partition | None]:
     """Read a Hugging Face data set; see `FederatedData.from_hf`.
 
@@ -43,7 +44,7 @@ def dataset_from_hf(
         used = getattr(partition, "_partition_by", None)
         if inputs is None and used not in (None, client, target) and used in dataset.column_names:
             dataset = dataset.remove_columns(used)  # it identifies the client and is not an input
-    columns = choose(_CALLER, dataset, client, target, inputs)
+    columns = choose(_CALLER, dataset, client, target, inputs, split)
     tested = None if test is None else test.with_format("arrow")[:]
     names = getattr(dataset.features[columns.target], "names", None)
     made = dataset_from(_CALLER, "hf", dataset.with_format("arrow")[:], tested, columns, names, options)

@@ -23,10 +23,12 @@ class Importers:
         clients: int | None = None,
         seed: int = 0,
         size: int | tuple[int, int] | None = None,
+        holdout: float | None = None,
     ) -> FederatedData:
         """Create a federation from folders of images: CLIENT/CLASS/image, or CLASS/image with a `partition`.
 
-        A folder "test" (CLASS/image) next to a folder "train" is the test set. Needs Pillow.
+        A folder "test" (CLASS/image) next to a folder "train" is the test set. Images in CLIENT/test/CLASS next to
+        CLIENT/train/CLASS are the test samples of that client. Needs Pillow.
 
         Args:
             root: The folder.
@@ -34,6 +36,7 @@ class Importers:
             clients: Number of clients.
             seed: Seed of the partition.
             size: Height and width to which images are resized; without it, all images must have the same size.
+            holdout: The share of each client's images that become its own test samples; see `Dataset.partition`.
 
         Raises:
             ValueError: If an argument or an image is invalid.
@@ -46,7 +49,7 @@ class Importers:
         """
         from .folder import dataset_from_folder
 
-        return dataset_from_folder(root, size).federate("from_folder", partition, clients, seed)
+        return dataset_from_folder(root, size).federate("from_folder", partition, clients, seed, holdout)
 
     @classmethod
     def from_frame(
@@ -60,6 +63,8 @@ class Importers:
         clients: int | None = None,
         seed: int = 0,
         *,
+        split_column: Hashable | None = None,
+        holdout: float | None = None,
         categorical: bool | Sequence[Hashable] | Mapping[Hashable, Sequence[Any]] | None = None,
         missing: Any = None,
         one_hot: bool = True,
@@ -82,6 +87,10 @@ class Importers:
             partition: Divides the rows among clients; needed without `client_column`.
             clients: Number of clients.
             seed: Seed of the partition.
+            split_column: The column that says which rows are test samples of their client, which are never used in
+                training: "train" or "test", or False or True, in each row.
+            holdout: The share of each client's rows that become its own test samples; see `Dataset.partition`. The
+                encoding is that of all rows of `frame`.
             categorical: Columns of categories: their names, a dictionary with the categories of each, or True for all
                 columns of strings. Without a dictionary, the categories are the values of the training rows.
             missing: Replaces missing values: "mean", "median" or "most_frequent" of the training rows, or a number;
@@ -106,8 +115,8 @@ class Importers:
         from .frame import dataset_from_frame
 
         options = EncodingOptions(categorical, missing, one_hot, dtype, encoding)
-        dataset = dataset_from_frame(frame, client_column, target_column, input_columns, test, options)
-        return dataset.federate("from_frame", partition, clients, seed)
+        dataset = dataset_from_frame(frame, client_column, target_column, input_columns, test, options, split_column)
+        return dataset.federate("from_frame", partition, clients, seed, holdout)
 
     @classmethod
     def from_csv(
@@ -121,6 +130,8 @@ class Importers:
         clients: int | None = None,
         seed: int = 0,
         *,
+        split: Hashable | None = None,
+        holdout: float | None = None,
         categorical: bool | Sequence[Hashable] | Mapping[Hashable, Sequence[Any]] | None = None,
         missing: Any = None,
         one_hot: bool = True,
@@ -138,6 +149,7 @@ class Importers:
             client: The column of clients.
             target: The column of targets (default: "label", "target" or "y").
             inputs: The columns of inputs (default: all other columns).
+            split: The column that says which rows are test samples; `split_column` of `from_frame`.
             test: A CSV file or a table with the test set.
             delimiter: The character between fields.
 
@@ -156,8 +168,8 @@ class Importers:
         from .frame import dataset_from_csv
 
         options = EncodingOptions(categorical, missing, one_hot, dtype, encoding)
-        dataset = dataset_from_csv(path, client, target, inputs, test, options, delimiter)
-        return dataset.federate("from_csv", partition, clients, seed)
+        dataset = dataset_from_csv(path, client, target, inputs, test, options, delimiter, split)
+        return dataset.federate("from_csv", partition, clients, seed, holdout)
 
     @classmethod
     def from_datasets(
@@ -168,6 +180,7 @@ class Importers:
         importance: Any = None,
         names: Sequence[str] | None = None,
         *,
+        tests: Any = None,
         padding: float | None = None,
         mask: str | None = None,
         lengths: str | None = None,
@@ -181,6 +194,8 @@ class Importers:
             datasets: A list of map-style data sets, or a dictionary of them by the client's name. An item is a pair
                 (x, y), where x can be a dictionary of several inputs, or a dictionary with inputs and a target.
             test: A data set with the test samples.
+            tests: A list of data sets with the test samples of each client, None for a client without any, or a
+                dictionary of them by the client's name.
             target: The key of the target if items are dictionaries (default: "label", "labels", "target" or "y").
 
         Raises:
@@ -193,12 +208,13 @@ class Importers:
             FederatedData(2 clients, 10 samples)
         """
         from ..federated import FederatedData
-        from .torch_datasets import clients_of, samples_of
+        from .torch_datasets import clients_of, samples_of, tests_of
 
         tested = None if test is None else samples_of(test, "the test set", target)
         clients = clients_of(datasets, target)
+        own = None if tests is None else tests_of(tests, target)
         return FederatedData.from_arrays(
-            clients, tested, importance, names, padding=padding, mask=mask, lengths=lengths
+            clients, tested, importance, names, tests=own, padding=padding, mask=mask, lengths=lengths
         )
 
     @classmethod
@@ -213,6 +229,8 @@ class Importers:
         clients: int | None = None,
         seed: int = 0,
         *,
+        split_column: Hashable | None = None,
+        holdout: float | None = None,
         categorical: bool | Sequence[Hashable] | Mapping[Hashable, Sequence[Any]] | None = None,
         missing: Any = None,
         one_hot: bool = True,
@@ -240,8 +258,10 @@ class Importers:
         from .hf import dataset_from_hf
 
         options = EncodingOptions(categorical, missing, one_hot, dtype, encoding)
-        made, scheme = dataset_from_hf(dataset, client_column, target_column, input_columns, test, partition, options)
-        return made.federate("from_hf", scheme, clients, seed)
+        made, scheme = dataset_from_hf(
+            dataset, client_column, target_column, input_columns, test, partition, options, split_column
+        )
+        return made.federate("from_hf", scheme, clients, seed, holdout)
 
     @classmethod
     def from_flower(cls, partitioner: Any, test: Any = None, **columns: Any) -> FederatedData:

@@ -26,6 +26,20 @@ def clients_of(datasets: Any, target: str | None) -> list[tuple[Any, Any]] | dic
     return [samples_of(d, f"client {i}", target) for i, d in enumerate(datasets)]
 
 
+def tests_of(tests: Any, target: str | None) -> list[Any] | dict[str, Any]:
+    """Read a data set of test samples per client, None for a client without any; or a dictionary of them by name."""
+    if isinstance(tests, Mapping):
+        return {str(name): _tests(d, f"the test set of client {name!r}", target) for name, d in tests.items()}
+    if isinstance(tests, TorchDataset) or not isinstance(tests, Sequence):
+        raise ValueError(f"{_CALLER}: 'tests' must be a list with a data set per client, got {type(tests).__name__}")
+    return [_tests(d, f"the test set of client {i}", target) for i, d in enumerate(tests)]
+
+
+def _tests(dataset: Any, owner: str, target: str | None) -> tuple[Any, Any] | None:
+    empty = dataset is None or (hasattr(dataset, "__len__") and not len(dataset))
+    return None if empty else samples_of(dataset, owner, target)
+
+
 def samples_of(dataset: Any, owner: str, target: str | None) -> tuple[Any, Any]:
     """Read all items of a data set once, in order, and return inputs and targets.
 
