@@ -73,9 +73,9 @@ def _find_images(root: Path) -> tuple[list[File], list[File]]:
     divided = depths == {3} and {folders[1] for folders, _ in train} <= {"train", "test"}
     if depths not in ({1}, {2}) and not divided:
         raise ValueError(
-            f"Cannot read {root} because its images do not all lie in CLASS/image, in CLIENT/CLASS/image, or in "
-            "CLIENT/train/CLASS/image and CLIENT/test/CLASS/image; "
+            f"Cannot read {root} because its images do not all lie in CLASS/image or in CLIENT/CLASS/image; "
             + ("there are none" if not train else f"folders are {sorted(depths)} deep")
+            + (", and not all are CLIENT/train/CLASS or CLIENT/test/CLASS" if 3 in depths else "")
         )
     for folders, path in test:
         if not folders:
