@@ -17,6 +17,7 @@ COMMANDS = [
     ["deploy", "init"],
     ["deploy", "local"],
     ["deploy", "keys"],
+    ["deploy", "export"],
 ]
 
 

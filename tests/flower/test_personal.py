@@ -11,6 +11,7 @@ import fedmos as fm
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedmos.flower import export_personal
 from helpers.flower_runs import CLIENTS, arguments, assert_same
 
 HEAD = 8 * 3 + 3
@@ -55,8 +56,25 @@ def test_nothing_of_the_head_is_sent(deployed, tmp_path, changes):
             for number in head:  # not even one of its numbers
                 assert not any(number.numpy().tobytes() in message for message in messages)
     assert len(messages) >= 2 * CLIENTS * given["rounds"]
+    expected.export(tmp_path / "model.safetensors")
+    for i in range(2):
+        where = {"state": deployment.folder / "state", "model": tmp_path / "model.safetensors", "out": tmp_path / "own"}
+        assert export_personal(deployment.given, str(i), **where).round == given["rounds"]
+        exported = safetensors.torch.load_file(tmp_path / "own")
+        for name, v in expected.personal_model(i).state_dict().items():
+            assert torch.equal(exported[name], v)
 
 
 def test_what_the_server_cannot_ask(deployed):
     with pytest.raises(ValueError, match="Cannot ask the clients of a deployment for losses, gradients or metrics"):
         deployed(arguments(personal=["2.*"], selection=fm.PowerOfChoice(m=2, d=4))).run()
+
+
+def test_what_cannot_be_exported(tmp_path):
+    where = {"state": tmp_path, "model": tmp_path / "model.safetensors", "out": tmp_path / "own"}
+    with pytest.raises(ValueError, match="because FedAvg has no personal models"):
+        export_personal(arguments(), "0", **where)
+    with pytest.raises(ValueError, match="'client' must be one of 0, 1"):
+        export_personal(arguments(personal=["2.*"]), "nobody", **where)
+    with pytest.raises(ValueError, match="holds no state of it"):
+        export_personal(arguments(personal=["2.*"]), "0", **where)

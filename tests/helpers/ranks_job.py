@@ -101,6 +101,16 @@ HARD = {
         "model": normalised(),
         "batchnorm": "local-affine",
     },
+    "personal parameters, and scales and shifts": {
+        "algorithm": fm.Scaffold(lr=0.05),
+        "selection": fm.Uniform(m=5),
+        "model": normalised(),
+        "batchnorm": "local-affine",
+        "personal": fm.Personal(["4.*"], steps=1),
+        "local": fm.local.Adam(average=True),
+        "data": jobs.tested_federation(),
+        "evaluate_clients": fm.EvaluateClients(every=3, finetune_steps=2),
+    },
     "evaluation of clients": {
         "algorithm": fm.Ditto(lr=0.05),
         "selection": fm.Uniform(m=5),

@@ -14,11 +14,17 @@ from ..config.deploy import Deploy
 if TYPE_CHECKING:
     from .client import client_app
     from .deployment import preload
+    from .personal_export import export_personal
     from .server import server_app
 
-__all__ = ["Deploy", "client_app", "preload", "server_app"]
+__all__ = ["Deploy", "client_app", "export_personal", "preload", "server_app"]
 
-_MODULES = {"client_app": ".client", "preload": ".deployment", "server_app": ".server"}
+_MODULES = {
+    "client_app": ".client",
+    "export_personal": ".personal_export",
+    "preload": ".deployment",
+    "server_app": ".server",
+}
 
 
 def require_flower() -> None:

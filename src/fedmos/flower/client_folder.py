@@ -32,7 +32,11 @@ class ClientFolder:
     """The folder of one client in one run."""
 
     def __init__(self, root: Path, client: str, run: str) -> None:
-        self._path, self._client, self._run = root / client / run, client, run
+        self._path, self._client, self.run = root / client / run, client, run
+
+    def newest(self) -> int | None:
+        """Return the last round with a state file; None without any. The server may not have committed it."""
+        return max(self._rounds(), default=None)
 
     def load_state(self, last: int, initial: Vectors) -> Vectors:
         """Read the client's state after round `last`.
@@ -99,13 +103,13 @@ class ClientFolder:
     def _write(self, path: Path, t: int, tensors: Vectors) -> None:
         # Copies, because a method may return one tensor under two names, which safetensors refuses.
         content = {name: v.detach().cpu().contiguous().clone() for name, v in tensors.items()}
-        metadata = {"run": self._run, "client": self._client, "round": str(t), "sha256": _hash(content)}
+        metadata = {"run": self.run, "client": self._client, "round": str(t), "sha256": _hash(content)}
         path.parent.mkdir(parents=True, exist_ok=True)
         # Two processes can write at the same time if a request was sent twice.
         replace_file(path, safetensors.torch.save(content, metadata), writer=f".{os.getpid()}")
 
     def _read(self, path: Path, t: int, like: Vectors) -> Vectors:
-        failure = f"Cannot continue from round {t + 1} of run {self._run} because {path}"
+        failure = f"Cannot continue from round {t + 1} of run {self.run} because {path}"
         try:
             with safetensors.safe_open(path, "pt") as file:
                 metadata = file.metadata() or {}
@@ -114,7 +118,7 @@ class ClientFolder:
             raise ValueError(f"{failure} does not exist") from None
         except (OSError, safetensors.SafetensorError) as error:
             raise ValueError(f"{failure} cannot be read: {error}") from None
-        expected = {"run": self._run, "client": self._client, "round": str(t)}
+        expected = {"run": self.run, "client": self._client, "round": str(t)}
         if any(metadata.get(name) != value for name, value in expected.items()):
             raise ValueError(f"{failure} belongs to another run, client or round")
         if _layout(tensors) != _layout(like) or metadata.get("sha256") != _hash(tensors):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -64,6 +65,16 @@ def flat_model(
     return FlatModel(spec.trained_model, device, *how, spec.personal_names)
 
 
+@cache
+def _warn_of_initial_values(names: str) -> None:
+    """Warn, once in a process, that metrics of the global model say little where parameters are personal."""
+    _log.warning(
+        "personal: metrics of the global model are computed with the initial values of %s, which only clients train; "
+        "use evaluate_clients= for personal_accuracy, that of the clients' own models",
+        names,
+    )
+
+
 def _class_weights(spec: RunSpec, task: Task) -> Tensor | None:
     """Return the weights of the classes of `cross_entropy`, or of the positive targets of `bce`."""
     if spec.class_weights is None:
@@ -117,12 +128,8 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
         keep_memory()
     if (note := conversion_note(spec.model, spec.batchnorm)) is not None:
         _log.warning(note)
-    if names := spec.personal_names:
-        _log.warning(
-            "personal: metrics of the global model are computed with the initial values of %s, which only clients "
-            "train; use evaluate_clients= for personal_accuracy, that of the clients' own models",
-            one_line(", ".join(names), 80),
-        )
+    if spec.personal_names:
+        _warn_of_initial_values(one_line(", ".join(spec.personal_names), 80))
     data = on_device(spec.data, device, spec.dtype, device_cache)
     task = build_task(spec, device, data, device_cache=device_cache)
     check_fit(task)
