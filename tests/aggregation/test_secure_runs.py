@@ -226,6 +226,10 @@ class ByNorm(fm.Selector):
             "secure aggregation with CACS because it asks single clients for their",
         ),
         ({"uplink": fm.codecs.TopK(0.1)}, r"Cannot use uplink=TopK\(fraction=0.1\) with aggregation=Secure\("),
+        (
+            {"buffer": fm.Buffer(2, 4), "system": fm.System(speed=fm.Constant(100.0))},
+            r"Cannot use buffer=Buffer\(.* because masks",
+        ),
         ({"update_norms": True}, "Cannot use update_norms with aggregation=Secure"),
         ({"attack": fm.attacks.SignFlip(share=0.5)}, "Cannot use attack=SignFlip"),
         ({"selection": fm.Uniform(m=1)}, "with rounds of 1 clients because it needs 2"),

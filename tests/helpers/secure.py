@@ -74,12 +74,12 @@ def equal(sums: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
     return all(bool((((sums[n] - expected[n]) & ((1 << v.bits) - 1)) == 0).all()) for n, v in LAYOUT.items())
 
 
-def memory_of(*roots: Any) -> list[bytes]:
-    """Return the content of all arrays, tensors and bytes that can be reached from these objects."""
-    found, seen, pending = [], set(), list(roots)
+def memory_of(*roots: Any, outside: Iterable[Any] = ()) -> list[bytes]:
+    """Return the content of all arrays, tensors and bytes that can be reached from these objects, but not `outside`."""
+    found, seen, pending = [], {id(obj) for obj in outside}, list(roots)
     while pending:
         obj = pending.pop()
-        if id(obj) in seen or isinstance(obj, types.ModuleType | type):
+        if id(obj) in seen or isinstance(obj, types.ModuleType | type | str | int | float):
             continue
         seen.add(id(obj))
         if isinstance(obj, bytes | bytearray):
@@ -88,8 +88,10 @@ def memory_of(*roots: Any) -> list[bytes]:
             found.append(obj.detach().cpu().numpy().tobytes())
         elif isinstance(obj, np.ndarray):
             found.append(obj.tobytes())
+        elif isinstance(obj, types.FunctionType):  # not the globals of its module
+            pending += [cell.cell_contents for cell in obj.__closure__ or ()]
         else:
-            pending += [other for other in gc.get_referents(obj) if not isinstance(other, str | int | float)]
+            pending += gc.get_referents(obj)
     return found
 
 

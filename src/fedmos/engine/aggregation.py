@@ -155,7 +155,7 @@ class PartialUpdate:
     def _add_integers(self, secure: SecureSums, factors: Vectors, uploads: Vectors) -> None:
         """Add the integers of some clients. Their sums are exact, so it does not matter in which block they are."""
         sums = self._sums[next(iter(self._sums))]
-        for key, v in secure.encode(uploads, factors).items():
+        for key, v in secure.encode(uploads, secure.by_vector(factors)).items():
             sums[key] = sums[key] + v if key in sums else v
 
     @property
@@ -238,13 +238,17 @@ def normalise(sums: Sums, partial: PartialUpdate, weights: Tensor, W: float | No
         weights: The weights of the kept clients.
         W: Σ weights of the cohort if clients were left out, whose weights then go to the others; None otherwise.
     """
-    summed = {name: rule for name, (_, rule) in partial.rules.items() if rule != "each"}
-    scales = {name: _scale(rule, weights, W) for name, rule in summed.items()}
+    scales = scales_of(partial.rules, weights, W)
     if partial.secure is not None:
         integers = dict(zip(partial.summed, sums, strict=True))
         counted = {SATURATED: integers[SATURATED]} if SATURATED in integers else {}
         return partial.secure.decode(integers, scales, partial.x) | counted
-    return {name: v if scales[name] == 1 else scales[name] * v for name, v in zip(summed, sums, strict=True)}
+    return {name: v if scales[name] == 1 else scales[name] * v for name, v in zip(scales, sums, strict=True)}
+
+
+def scales_of(rules: Reduce, weights: Tensor, W: float | None) -> dict[str, float]:
+    """Return the factor of each sum; see `normalise`. The rule "each" sums nothing."""
+    return {name: _scale(rule, weights, W) for name, (_, rule) in rules.items() if rule != "each"}
 
 
 def _scale(rule: str, weights: Tensor, W: float | None) -> float:

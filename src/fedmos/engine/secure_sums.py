@@ -154,11 +154,11 @@ class SecureSums:
 
         Args:
             uploads: Their uploads, (M, …).
-            factors: By declared sum, their factors, (M,).
+            factors: By vector, their factors, (M,); see `by_vector`.
         """
         sums: Vectors = {}
         saturated = {}
-        for key, given in self.by_vector(factors).items():
+        for key, given in factors.items():
             rows, quantizer = uploads[self.vectors[key].upload], self.quantizers[key]
             width = max(1, _ENTRIES // max(1, rows[0].numel())) if len(rows) else 1
             sums[key] = rows.new_zeros(self.vectors[key].shape, dtype=torch.int64)

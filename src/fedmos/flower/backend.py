@@ -116,14 +116,20 @@ class FlowerBackend:
     def _train(self, cohort: Cohort, given: PhaseInput, shapes: wire.Shapes) -> dict[int, Reply]:
         """Have the clients train; returns the replies with their reports and, if they have shapes, their uploads."""
         kind = wire.PREPARE if given.phase == "prepare" else wire.REPORT if given.thin is not None else wire.TRAIN
+        return self._collect_training(self._training_request(cohort, given, kind, shapes))
+
+    def _training_request(self, cohort: Cohort, given: PhaseInput, kind: str, shapes: wire.Shapes) -> Request:
+        """Return the request to train, or to do the work of the extra phase."""
         declared = self._reply_policy.reports if given.phase == "train" else ()
         asked = [*(n for n in given.reports if n in declared), *(n for n in declared if n in AT_START)]
         reports = asked if given.thin is not None else extra_reports(asked, self._declaration)
         headers = self._headers(cohort, given, reports)
         dtype, sends_x = self._task.model.dtype, "x" in self._declaration.down
-        replies = self._ask(
-            Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x, phase=given.phase)
-        )
+        return Request(kind, headers, given.x, given.msg, shapes, reports, dtype, sends_x=sends_x, phase=given.phase)
+
+    def _collect_training(self, request: Request) -> dict[int, Reply]:
+        """Return the replies to a request to train, and note who is late and what clients report."""
+        replies = self._ask(request)
         self._late |= replies.late
         self._reports |= {i: reply.numbers for i, reply in replies.accepted.items()}
         return replies.accepted
@@ -297,14 +303,15 @@ class FlowerBackend:
         samples = int(self._task.data.sizes[client])
         wire.check_equal(header, run=policy.run, round=self._round, client=client, samples=samples)
         codecs = {} if request.phase is None else self._coded.up
-        vectors = wire.vectors_in(content, self._coded.shapes(request.vectors, codecs), model.dtype, codecs)
+        shapes = self._coded.shapes(request.vectors, codecs)
+        vectors = wire.vectors_in(content, shapes, model.dtype, request.raw.union(codecs))
         reply = Reply(
             vectors if request.phase is None else self._coded.uploads(vectors, self._round, client, request.phase),
             wire.numbers_in(content, dict.fromkeys(request.numbers, (1,)), request.dtype),
         )
         wire.check_finite({name: v for name, v in reply.vectors.items() if v.numel() == model.size}, policy.norm_bound)
         wire.check_finite(reply.vectors | reply.numbers)
-        return self._clipping.applied(request, reply)
+        return reply if request.raw else self._clipping.applied(request, reply)
 
 
 def check_no_client_models(declaration: Declaration) -> None:

@@ -38,6 +38,11 @@ class ClientFolder:
         """Return the last round with a state file; None without any. The server may not have committed it."""
         return max(self._rounds(), default=None)
 
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
     def load_state(self, last: int, initial: Vectors) -> Vectors:
         """Read the client's state after round `last`.
 

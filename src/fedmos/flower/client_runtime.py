@@ -24,6 +24,7 @@ from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
 from ..engine.reports import in_training, uploaded_numbers
+from ..engine.secure_sums import secure_rule
 from ..engine.state import initial_client_state
 from ..engine.task import on_device
 from ..engine.task_check import check_fit
@@ -36,6 +37,7 @@ from . import wire
 from .client_folder import RUN_ID, ClientFolder
 from .coded_messages import CodedMessages, as_sent
 from .deployment import Deployment, client_part
+from .secure_client import SecureClient
 
 LoadClientData = Callable[[str], Any]
 """Takes a client's name; returns its samples, (x, y), or a `FederatedData` of one client."""
@@ -62,6 +64,7 @@ class ClientRuntime:
         self.name = names[self.number]
         self.algorithm = spec.composed_algorithm
         check_declaration(self.algorithm)
+        self._rule = secure_rule(self.algorithm)
         device = find_device(spec.device)
         data = on_device(_client_data(deployment, load, self.number), device, spec.dtype)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
@@ -96,14 +99,30 @@ class ClientRuntime:
         if not RUN_ID.fullmatch(header["run"]) or not 0 <= header["round"] < _MAX_ROUND:
             raise wire.RefusedError(f"there is no round {header['round']} of run {format_value(header['run'])}")
         with arithmetic(self.model.precision):
-            if kind in (wire.PREPARE, wire.TRAIN, wire.REPORT):
+            self._check_kind(kind)
+            if kind in (wire.PREPARE, wire.TRAIN, wire.REPORT, wire.KEYS):
                 payload = self._run_phase(kind, header, content)
+            elif kind in (wire.SHARES, wire.MASKED, wire.UNMASK):
+                payload = _Payload(self._secure(header).answer(kind, header, content), {})
             elif kind == wire.UPLOAD:
                 payload = self._send_upload(header, content)
             else:
                 payload = self._query(kind, header, content)
         vectors = wire.pack(payload.vectors, self._deployment.deploy.compress)
         return wire.compose(reply, vectors, wire.pack(payload.numbers))
+
+    def _check_kind(self, kind: str) -> None:
+        """Refuse requests for vectors without masks under secure aggregation, and others without it."""
+        masked = kind in (wire.KEYS, wire.SHARES, wire.MASKED, wire.UNMASK)
+        plain = kind in (wire.PREPARE, wire.TRAIN, wire.REPORT, wire.UPLOAD, wire.GRADIENTS)
+        if plain and self._rule is not None:
+            raise wire.RefusedError("this client sends vectors by secure aggregation only")
+        if masked and self._rule is None:
+            raise wire.RefusedError("this client's configuration has no secure aggregation")
+
+    def _secure(self, header: Mapping[str, Any]) -> SecureClient:
+        assert self._rule is not None
+        return SecureClient(self._rule, self.number, self._folder(header))
 
     def _query(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> _Payload:
         """Evaluate losses, gradients or metrics at x, without training."""
@@ -127,7 +146,7 @@ class ClientRuntime:
 
     def _run_phase(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> _Payload:
         """Run the extra phase or local training; the latter updates the client's stored state."""
-        phase: Phase = "prepare" if kind == wire.PREPARE else "train"
+        phase: Phase = "prepare" if kind == wire.PREPARE or header.get("phase") == "prepare" else "train"
         declaration = Declaration(self.algorithm, self.model.layers)
         reports = _parse_reports(header["reports"], declaration)
         message = {} if phase == "prepare" else declaration.message
@@ -145,6 +164,8 @@ class ClientRuntime:
         uploads = as_sent({name: v[0] for name, v in result.uploads.items()})
         if phase == "train":
             folder.save_state(t, last, state | {name: v[0] for name, v in result.own.items()})
+        if kind == wire.KEYS:
+            return _Payload(self._secure(header).keys(header, declaration, phase, uploads), numbers)
         if kind == wire.REPORT:
             folder.save_upload(t, uploads)
             return _Payload({}, numbers)

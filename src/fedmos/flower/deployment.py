@@ -77,8 +77,6 @@ class Deployment:
 
     @classmethod
     def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
-        if isinstance(given.get("aggregation"), Secure):
-            raise ValueError("Cannot use fm.aggregation.Secure in a deployment yet; simulate it")
         if given.get("buffer") is not None:
             raise ValueError(
                 f"Cannot use buffer={given['buffer']!r} in a deployment because its server waits for the cohort of "
@@ -107,6 +105,11 @@ class Deployment:
             )
         if made.spec.privacy is not None:
             _check_private(made.spec, deploy)
+        if isinstance(made.spec.aggregation, Secure) and isinstance(deploy.norm_bound, int | float):
+            raise ValueError(
+                "Cannot use norm_bound with secure aggregation because the server sees no single update; use 'bound' "
+                "of fm.aggregation.Secure"
+            )
         if made.data is None and deploy.clients is None:
             raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
         if made.data is not None and deploy.clients is not None and len(deploy.clients) != len(made.data):

@@ -54,5 +54,7 @@ class Request(NamedTuple):
     """Whether clients receive x with it."""
     phase: Phase | None = None
     """The phase of the round in which vectors are coded; None where they are sent as they are."""
+    raw: frozenset[str] = frozenset()
+    """The tensors of a reply that are bytes."""
     counted: bool = True
     """Whether the bytes are part of the run's communication."""

@@ -17,6 +17,7 @@ from ..core.callback import Callback
 from ..core.history import Record
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
+from ..engine.secure_sums import secure_rule
 from ..privacy.noise import SecretStreams, SystemNoise
 from ..run.backends import BackendSetting
 from ..run.build import flat_model
@@ -34,6 +35,7 @@ from .node_registry import NodeRegistry
 from .releases import Releases
 from .reply_collector import ReplyCollector
 from .requests import ReplyPolicy
+from .secure_backend import SecureFlowerBackend
 
 _log = logging.getLogger("fedmos")
 
@@ -89,7 +91,8 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     policy = _reply_policy(deployment, manifest.run)
 
     def make_backend(setting: BackendSetting) -> FlowerBackend:
-        return FlowerBackend(setting, collector, policy)
+        kind = FlowerBackend if secure_rule(setting.algorithm) is None else SecureFlowerBackend
+        return kind(setting, collector, policy)
 
     manifest = replace(manifest, samples=data.sizes.tolist())
     served = replace(

@@ -35,6 +35,9 @@ PREPARE, TRAIN, EVALUATE = "train.prepare", "train.work", "evaluate.loss"
 REPORT, UPLOAD = "train.report", "train.upload"
 """Training in two messages, where the selector chooses between them: the reports first, the upload if asked."""
 
+KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
+"""Secure aggregation: training and public keys, encrypted shares, the masked upload, the shares that unmask the sum."""
+
 COMPATIBILITY_HASH = "agreement"
 """Header field of the compatibility hash; its name is part of protocol 1."""
 
@@ -50,6 +53,7 @@ _JOB = {
     "reports": str,
     "keep": bool,
 }
+_SESSION: dict[str, type] = {"session": str, "members": str}
 _DOWN: dict[str, dict[str, type]] = {
     HELLO: {},
     LOSSES: {"batch": bool, "keep": bool},
@@ -59,6 +63,10 @@ _DOWN: dict[str, dict[str, type]] = {
     REPORT: _JOB,
     UPLOAD: {"reports": str},
     EVALUATE: {},
+    KEYS: _JOB | {"phase": str, "session": str, "steps": list, "factors": list},
+    SHARES: _SESSION,
+    MASKED: _SESSION,
+    UNMASK: _SESSION,
 }
 """Header fields of each kind of request, in addition to `_COMMON`."""
 KINDS = tuple(_DOWN)

@@ -80,6 +80,11 @@ def _check_options(spec: RunSpec, secure: Secure) -> None:
             f"Cannot use uplink={describe_link(spec.uplink)} with aggregation={secure} because masked uploads are as "
             "long as the vector whatever it contains; use fewer 'bits', or 'downlink'"
         )
+    if spec.buffer is not None:
+        raise ValueError(
+            f"Cannot use buffer={spec.buffer} with aggregation={secure} because masks cancel only among clients that "
+            "upload in one round; use synchronous rounds, buffer=None"
+        )
     if spec.update_norms:
         raise ValueError(
             f"Cannot use update_norms with aggregation={secure} because the server sees no single update; use "

@@ -253,6 +253,7 @@ class RunSpec:
         instance_of(Aggregation, "a fedmos.aggregation.Aggregation"),
         default=None,
         record=_record_object,
+        shared=True,
     )
     attack: Attack | None = option(
         "What hostile clients of the simulation do, e.g. `fm.attacks.SignFlip(share=0.2)`; None for no attack.",
