@@ -104,6 +104,13 @@ def test_noise_and_cohorts_do_not_follow_from_the_seed(tmp_path, clock):
         assert [r.epsilon for r in a.history] == [r.epsilon for r in b.history]
 
 
+def test_cohorts_without_amplification_follow_the_schedule(deployed):
+    given = private(selection=fm.Cyclic(m=2), rounds=3)
+    cohorts = [r.cohort for r in deployed(given).run().history]
+    assert sorted(i for cohort in cohorts for i in cohort) == list(range(CLIENTS))
+    assert cohorts == [r.cohort for r in fm.run(**given).history]
+
+
 def test_noise_of_the_system_is_normal():
     numbers = system_normal(2**20 + 3).numpy()
     assert abs(numbers.mean()) < 0.01

@@ -191,6 +191,8 @@ def _line(record: dict[str, Any]) -> str:
 
     outcome = "abandoned, the model is unchanged" if record["abandoned"] else f"{len(record['cohort'])} clients"
     values = [f"{name.replace('_', ' ')} {record[name]:.4f}" for name in METRICS if record.get(name) is not None]
+    if record.get("epsilon") is not None:
+        values.append(f"ε {record['epsilon']:.3g}")
     return ", ".join([f"Round {record['round']}: {outcome}", *values, f"{record['seconds']:.1f} s"])
 
 

@@ -57,7 +57,9 @@ def private_run(spec: RunSpec, secret: SecretStreams | None = None) -> PrivateRu
     if (account := _accountant(spec)) is None:
         return None
     size = None if isinstance(spec.privacy, Local) else account.sampling.size
-    return PrivateRun(size, account.epsilon, None if secret is None else secret.cohort_seed)
+    # Without amplification cohorts need not be hidden, and may follow a schedule that depends on one seed.
+    seed = None if secret is None or account.sampling.law == "none" else secret.cohort_seed
+    return PrivateRun(size, account.epsilon, seed)
 
 
 def has_noisy_sums(spec: RunSpec) -> bool:
