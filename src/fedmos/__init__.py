@@ -7,7 +7,7 @@ import sys
 # memory alignment of its factors, and so a client's result on which clients share its chunk.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-from . import aggregation, attacks, codecs, local, models, privacy
+from . import aggregation, attacks, codecs, leakage, local, models, privacy
 from .algorithm import Algorithm, ClientContext, Context, Gradient, Layers
 from .algorithms import *  # noqa: F403
 from .algorithms import __all__ as _algorithms
@@ -95,6 +95,7 @@ __all__ = [
     "compare",
     "datasets",
     "local",
+    "leakage",
     "losses",
     "metrics",
     "models",

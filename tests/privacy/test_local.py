@@ -12,11 +12,12 @@ from scipy import stats
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize, TopK
 from fedmos.core.composition import recast
-from helpers.conformance import CASES, EACH, LOGISTIC, LR, close
+from helpers.conformance import EACH_SENDING, LOGISTIC, LR, SENDING, close
+from helpers.distinguishing import DELTA, Constant, Still, lower_bound
 from helpers.gaussian_curve import exact_epsilon
 from helpers.private import CLIENTS, arguments, private
 
-SOME = [case for case in EACH if case.name in ("FedAvg", "Scaffold", "Mime", "FedExP")]
+SOME = [case for case in EACH_SENDING if case.name in ("FedAvg", "Scaffold", "Mime", "FedExP")]
 
 
 def local(clip=0.05, noise: float = 1.0, **more) -> fm.privacy.Local:
@@ -60,7 +61,7 @@ def test_each_client_has_noise_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c in SOME else pytest.mark.extended) for c in EACH], ids=str
+    "case", [pytest.param(c, marks=() if c in SOME else pytest.mark.extended) for c in EACH_SENDING], ids=str
 )
 def test_what_clients_send_is_bounded(case):
     algorithm = case.make()
@@ -148,7 +149,7 @@ def test_engines_agree(case):
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:FedHBM with beta")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SENDING, ids=str)
 def test_every_algorithm(case, tmp_path):
     how = {"uplink": ErrorFeedback(Quantize(4)), "selection": fm.Uniform(m=3), "rounds": 5}
     whole = run(case.make(), "loop", **how)
@@ -189,6 +190,7 @@ def test_rows_quorums_and_attacks_are_permitted():
         ({"batchnorm": "local"}, "Cannot use privacy= with batchnorm='local' because clients upload running"),
         ({"class_weights": "balanced", "loss": "cross_entropy"}, "Cannot use privacy= with class_weights='balanced'"),
         ({"local": fm.local.Adam(average=True)}, "averaged Adam or AdamW because noise makes"),
+        ({"algorithm": fm.LocalOnly(lr=LR)}, "Cannot use privacy= with LocalOnly because its clients send nothing"),
         ({"privacy": local({"delta": 1.0})}, "Local: 'clip' must have a bound for each upload of Scaffold, got none"),
     ],
     ids=lambda v: "" if isinstance(v, str) else str(next(iter(v))),
@@ -202,7 +204,6 @@ def test_what_reveals_more_is_refused(changes, sentence):
 @pytest.mark.extended
 def test_an_attack_does_not_prove_more_than_epsilon():
     """On the upload of one client with data of either sign. With a tenth of the noise, the same attack proves more."""
-    from test_mechanism import DELTA, Constant, Still, lower_bound
 
     def sent(sign: float, noise: float, seed: int) -> np.ndarray:
         seen: list[float] = []

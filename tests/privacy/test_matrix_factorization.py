@@ -13,7 +13,7 @@ import fedmos as fm
 from fedmos.codecs import Quantize
 from fedmos.privacy.matrix_factorization import coefficients, sensitivity
 from fedmos.privacy.participation import participation_of
-from helpers.conformance import CASES, EACH, LOGISTIC, LR, close
+from helpers.conformance import EACH, LOGISTIC, LR, SENDING, close
 from helpers.gaussian_curve import exact_epsilon
 from helpers.private import CLIENTS, Sums, arguments, gaussian, private
 
@@ -168,7 +168,7 @@ def test_engines_agree(case):
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:FedHBM with beta")
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", SENDING, ids=str)
 def test_every_algorithm(case, tmp_path):
     how = {"rounds": 5, "uplink": Quantize(4)}
     whole = run(case.make(), "loop", **how)

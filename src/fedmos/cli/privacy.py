@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Column, Table
 
 from .group import CommandGroup
+from .options import Overrides
 
 console = Console(soft_wrap=True)
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Plan the noise of private runs.")
-
-
-@app.callback()
-def _group() -> None:
-    pass  # with one command only, typer would take its name for an argument
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Plan the noise of private runs, and measure what models reveal."
+)
 
 
 @app.command()
@@ -73,3 +73,34 @@ def plan(
         console.print(f"For a client that takes part {times} times", highlight=False)
     elif sampling.law == "none" and mechanism == "Gaussian":
         console.print(f"Not amplified by sampling because {sampling.why}", highlight=False)
+
+
+@app.command()
+def leakage(
+    configuration: Annotated[
+        Path, typer.Argument(metavar="CONFIG.toml", help="A run; see docs/configuration.md. Data need a test set.")
+    ],
+    set_: Overrides = None,
+    canaries: Annotated[int, typer.Option(help="Number of planted samples with a wrong label.")] = 20,
+    references: Annotated[int, typer.Option(help="Number of samples made alike that nobody trains on.")] = 256,
+    copies: Annotated[int, typer.Option(help="How often a client has its planted sample.")] = 1,
+) -> None:
+    """Train with planted samples, with and without the option privacy, and print what the models reveal of them.
+
+    Exposure is in bits. One near the expected exposure, an AUC near 0.5 and a large p mean that the attack finds
+    nothing. The last column is the AUC by which the losses of training samples are told from those of test samples.
+    """
+    from ..config.schema import RunConfig, load
+    from ..leakage.canaries import Canaries
+    from ..leakage.report import measure
+
+    settings = load(RunConfig, configuration, set_ or [])
+    given = settings.arguments(settings.algorithm, settings.selection, settings.seed)
+    columns = ("privacy", "accuracy", "ε", "exposure", "AUC", "p", "membership")
+    table = Table(*(Column(name, no_wrap=True) for name in columns))
+    for name, privacy in {"none": None, "given": given.get("privacy")}.items():
+        if name == "none" or privacy is not None:
+            found = measure(given | {"privacy": privacy}, Canaries(canaries, references, copies, settings.seed))
+            table.add_row(name, *found.cells())
+    console.print(table)
+    console.print(f"Expected exposure of samples that nobody has: {found.exposure.expected:.2f}", highlight=False)

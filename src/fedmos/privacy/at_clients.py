@@ -17,7 +17,7 @@ from ..core.composition import recast, subclass
 from .clipping import Clipped, is_pair
 from .local import Local
 from .noise import noise_key
-from .sums import PrivateSums, upload_groups
+from .sums import PrivateSums, check_uploads, upload_groups
 
 
 def with_local_privacy(algorithm: Algorithm, privacy: Local) -> Algorithm:
@@ -30,8 +30,9 @@ def with_local_privacy(algorithm: Algorithm, privacy: Local) -> Algorithm:
         privacy: The mechanism.
 
     Raises:
-        ValueError: If a bound is given for something that is not uploaded.
+        ValueError: If clients upload nothing, or a bound is given for something that is not uploaded.
     """
+    check_uploads(algorithm)
     sums = PrivateSums(upload_groups(algorithm, privacy), float(privacy.noise_multiplier), 1.0, 1, None)
     return recast(algorithm, _noisy_class(type(algorithm), sums))  # type: ignore[arg-type]  # a class is hashable
 

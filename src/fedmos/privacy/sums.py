@@ -91,10 +91,16 @@ def private_sums(
     return sums._replace(groups=(*sums.groups, count), count_multiplier=max(size / 10, 3 * sums.noise_multiplier))
 
 
-def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
-    owner = type(algorithm).__name__
+def check_uploads(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose clients upload nothing."""
     if not algorithm.up and not algorithm.prepare_up:
+        owner = type(algorithm).__name__
         raise ValueError(f"Cannot use privacy= with {owner} because its clients send nothing; leave privacy= out")
+
+
+def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
+    check_uploads(algorithm)
+    owner = type(algorithm).__name__
     for name, (_, rule) in (*algorithm.reduce.items(), *algorithm.prepare_reduce.items()):
         if rule == "each":
             raise ValueError(

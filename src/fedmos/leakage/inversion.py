@@ -1,0 +1,112 @@
+"""Gradient inversion: reconstruct the samples of a client from one update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..algorithm import Algorithm
+from ..core.validation import count, integer, require
+from ..data.federated import FederatedData
+from ..rng import Purpose, stream
+from ..rng import normal as normal_numbers
+from ..run.api import run
+from ..selection.full import Full
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Samples of a client, and what an attacker reconstructs of them.
+
+    Example:
+        >>> x = torch.rand(1, 4)
+        >>> fm.leakage.Inversion(x, x, correlation=1.0, others=0.2).correlation
+        1.0
+    """
+
+    samples: Tensor
+    """The samples of the client, as the model gets them."""
+    reconstructed: Tensor
+    """What the attacker found, in the order of the samples."""
+    correlation: float
+    """The mean correlation of a sample with its reconstruction; 1 for a perfect one."""
+    others: float
+    """For comparison: the mean correlation of the samples with samples of the same labels at other clients."""
+
+
+def gradient_inversion(
+    model: nn.Module,
+    data: FederatedData,
+    algorithm: Algorithm,
+    *,
+    client: int = 0,
+    samples: int = 1,
+    iterations: int = 300,
+    seed: int = 0,
+    **options: Any,
+) -> Inversion:
+    """Play one round of one client, and reconstruct its samples from the change of the model.
+
+    The client takes one step on `samples` of its samples. The attacker knows the model, the labels, and the updates of
+    all other clients, so that the change of the model is that of this client, with the noise of the option `privacy`.
+    It searches for inputs whose gradient has the direction of the change (Geiping et al., NeurIPS 2020).
+
+    Args:
+        model: As in `fm.run`.
+        data: The federation. Targets are class labels, and inputs floating-point numbers after normalisation.
+        algorithm: As in `fm.run`.
+        client: The client.
+        samples: The number of its samples.
+        iterations: The number of steps of the attacker's search.
+        seed: Seed of the run and of the attacker's first guess.
+        options: Other arguments of `fm.run`, for example `privacy`.
+
+    Raises:
+        ValueError: If a value is out of range.
+
+    Example:
+        >>> found = fm.leakage.gradient_inversion(model, data, fm.FedAvg(lr=0.1), iterations=50)
+        >>> found.reconstructed.shape == found.samples.shape
+        True
+    """
+    for name, value in (("samples", samples), ("iterations", iterations)):
+        require("gradient_inversion", name, value, count)
+    require("gradient_inversion", "client", client, integer)
+    x, y = data.stored(client)
+    x, y = x[:samples], y[:samples]
+    alone = FederatedData.from_arrays([(x.numpy(), y.numpy())]).declare(normalize=data.normalize)
+    given = {"rounds": 1, "local_steps": 1, "batch_size": len(y), "seed": seed} | options
+    result = run(model, alone, algorithm, Full(), **given)
+    seen = alone.inputs(x)
+    found = _search(model, result.params, seen.shape, y.long(), iterations, seed)
+    others = [data.inputs(data.x[(data.y == label).nonzero()[:50, 0]]) for label in y]
+    apart = [_correlation(seen[i].expand_as(v), v).mean() for i, v in enumerate(others)]
+    return Inversion(seen, found, float(_correlation(seen, found).mean()), float(torch.stack(apart).mean()))
+
+
+def _search(model: nn.Module, trained: Tensor, shape: torch.Size, labels: Tensor, iterations: int, seed: int) -> Tensor:
+    """Return inputs whose gradient at the model has the direction of its change."""
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    change = trained - torch.cat([p.detach().flatten() for p in parameters.values()])
+    guess = normal_numbers(stream(seed, 0, 0, Purpose.DIAGNOSTICS), shape.numel()).view(shape).to(change.dtype)
+    guess.requires_grad_()
+    optimizer = torch.optim.Adam([guess], lr=0.1)
+    with torch.enable_grad():
+        for _ in range(iterations):
+            outputs = torch.func.functional_call(model, parameters, (guess,))
+            loss = F.cross_entropy(outputs, labels)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
+            flat = torch.cat([g.flatten() for g in gradients])
+            (guess.grad,) = torch.autograd.grad(1 + F.cosine_similarity(flat, change, dim=0), [guess])
+            optimizer.step()
+    return guess.detach()
+
+
+def _correlation(one: Tensor, other: Tensor) -> Tensor:
+    """Return the correlation of each sample with another."""
+    a, b = (v.flatten(1) - v.flatten(1).mean(1, keepdim=True) for v in (one.double(), other.double()))
+    return F.cosine_similarity(a, b, dim=1)

@@ -1,0 +1,128 @@
+"""Attacks as a diagnostic: they find what is there, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fedmos as fm
+from fedmos.leakage.membership import rank_test
+from helpers.command_line import command_line
+
+pytest.importorskip("dp_accounting")
+DATA = fm.datasets.load("digits").partition(fm.partition.IID(), clients=20, seed=0)
+CANARIES = fm.leakage.Canaries(20, references=200, copies=4)
+HOW = {"rounds": 25, "local_steps": 20, "batch_size": 16, "eval_every": 25, "device": "cpu"}
+
+
+def trained(privacy=None, seed: int = 0, **how) -> fm.Result:
+    model, planted = fm.models.mlp(features=64), CANARIES.plant(DATA)
+    how = {"selection": fm.Full(), "privacy": privacy, "seed": seed, **HOW, **how}
+    return fm.run(model, planted, fm.FedAvg(lr=0.2), **how)
+
+
+def strong(noise: float = 30.0) -> fm.privacy.Gaussian:
+    return fm.privacy.Gaussian(clip=0.02, noise_multiplier=noise, delta=1e-3)
+
+
+def test_planted_samples_are_found_without_privacy_only():
+    result = trained()
+    plain = CANARIES.exposure(result, DATA)
+    assert plain.p_value < 1e-6
+    assert plain.mean > plain.expected + 1.5
+    private = CANARIES.exposure(trained(strong()), DATA)
+    assert private.p_value > 0.01
+    assert private.mean < plain.expected + 1
+    never = fm.leakage.Canaries(20, references=200, copies=4, seed=7).exposure(result, DATA)
+    assert never.p_value > 0.01  # other samples, which nobody has
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_exposure_is_calibrated(seed):
+    assert CANARIES.exposure(trained(seed=seed), DATA).p_value < 1e-6
+    mechanisms = [strong(), fm.privacy.Local(0.02, 30.0, 1e-3), fm.privacy.MatrixFactorization(0.02, 60.0, 1e-3)]
+    for privacy in mechanisms:
+        assert CANARIES.exposure(trained(privacy, seed), DATA).p_value > 0.005
+
+
+def test_what_is_planted():
+    planted = CANARIES.plant(DATA)
+    assert (planted.sizes - DATA.sizes).sum() == 20 * 4
+    assert (planted.sizes - DATA.sizes).max() == 4
+    assert torch.equal(planted.importance, DATA.importance)
+    i = int((planted.sizes - DATA.sizes).argmax())
+    (before, _), (x, y) = DATA.client(i), planted.client(i)
+    assert torch.equal(x[: len(before)], before)
+    (place,) = [j for j, v in enumerate(DATA.test[0]) if torch.equal(v, x[-1].to(v.dtype))]
+    assert int(y[-1]) != int(DATA.test[1][place])
+    assert torch.equal(y[-4:], y[-1].expand(4))
+    assert CANARIES.plant(DATA).fingerprint() == planted.fingerprint()
+
+
+def test_ranks():
+    """Exposure of the first of four places among three references is 2 bits, of the last 0."""
+    exposure = fm.leakage.Exposure((2.0, 0.0), references=3, auc=0.5, p_value=0.5)
+    assert (exposure.mean, exposure.most) == (1.0, 2.0)
+    assert exposure.expected == pytest.approx(np.mean([2 - math.log2(rank) for rank in (1, 2, 3, 4)]))
+    assert rank_test(np.array([1.0, 3.0]), np.array([2.0, 2.0])) == (0.5, 0.5)
+    assert rank_test(np.array([1.0]), np.array([1.0])) == (0.5, 0.5)
+    auc, p_value = rank_test(np.arange(20.0), np.arange(100.0, 150.0))
+    assert auc == 1
+    assert p_value < 1e-8
+    draw = np.random.default_rng(0)
+    values = [rank_test(draw.normal(size=20), draw.normal(size=100))[1] for _ in range(400)]
+    assert np.mean(np.array(values) < 0.1) == pytest.approx(0.1, abs=0.05)
+
+
+def test_training_samples_are_found_where_the_model_remembers_them():
+    few = DATA.subset(range(3))
+    result = fm.run(fm.models.mlp(features=64), few, fm.FedAvg(lr=0.2), fm.Full(), **HOW)
+    found = fm.leakage.membership(result, few)
+    assert found.auc > 0.54
+    assert found.p_value < 0.01
+    others = DATA.subset(range(3, 6))
+    assert fm.leakage.membership(result, others).p_value > 0.01
+
+
+def test_an_update_reveals_its_sample_without_privacy_only():
+    given = (fm.models.logistic(features=64), DATA, fm.FedAvg(lr=0.1))
+    how = {"samples": 2, "iterations": 200, "device": "cpu"}
+    plain = fm.leakage.gradient_inversion(*given, **how)
+    assert plain.correlation > 0.95 > plain.others
+    assert plain.samples.shape == plain.reconstructed.shape == (2, *DATA.x.shape[1:])
+    for privacy in (fm.privacy.Gaussian(0.5, 1.0, 1e-3), fm.privacy.Local(0.5, 1.0, 1e-3)):
+        noisy = fm.leakage.gradient_inversion(*given, privacy=privacy, **how)
+        assert noisy.correlation < 0.6
+
+
+def test_mistakes():
+    with pytest.raises(ValueError, match="Cannot make 300 canaries and 256 references of 359 test samples; use fewer"):
+        fm.leakage.Canaries(300).plant(DATA)
+    with pytest.raises(ValueError, match="Canaries: 'copies' must be an integer ≥ 1, got 0"):
+        fm.leakage.Canaries(copies=0)
+    bare = fm.FederatedData.from_arrays([(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))])
+    with pytest.raises(ValueError, match="Cannot measure canaries without a test set"):
+        fm.leakage.Canaries(1, references=1).plant(bare)
+    numbers = fm.FederatedData.from_arrays(
+        [(torch.zeros(4, 2), torch.zeros(4))], test=(torch.zeros(4, 2), torch.zeros(4))
+    )
+    with pytest.raises(ValueError, match="because targets are not one class label for each sample"):
+        fm.leakage.Canaries(1, references=1).plant(numbers)
+
+
+def test_the_command_prints_both_rows(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        'rounds = 2\nlocal_steps = 2\nbatch_size = 8\ndevice = "cpu"\n'
+        'data = { name = "digits", clients = 20 }\nmodel = { name = "logistic", features = 64 }\n'
+        'algorithm = { name = "FedAvg", lr = 0.1 }\nselection = { name = "Full" }\n'
+        'privacy = { name = "Gaussian", clip = 1.0, noise_multiplier = 9.0, delta = 1e-3 }\n'
+    )
+    done = command_line("privacy", "leakage", "run.toml", "--references", "100", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "none" in done.stdout
+    assert "given" in done.stdout
+    assert "Expected exposure of samples that nobody has: 1.4" in done.stdout
