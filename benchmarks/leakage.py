@@ -22,7 +22,7 @@ MECHANISMS = {
     "Gaussian, z = 0.5": fm.privacy.Gaussian(noise_multiplier=0.5, **COMMON),
     "Gaussian, z = 1": fm.privacy.Gaussian(noise_multiplier=1.0, **COMMON),
     "Gaussian, z = 3": fm.privacy.Gaussian(noise_multiplier=3.0, **COMMON),
-    "MatrixFactorization, z = 10": fm.privacy.MatrixFactorization(noise_multiplier=10.0, bands=4, **COMMON),
+    "MatrixFactorization, z = 3": fm.privacy.MatrixFactorization(noise_multiplier=3.0, bands=4, **COMMON),
     "Local, z = 1": fm.privacy.Local(noise_multiplier=1.0, **COMMON),
 }
 HOW = {"rounds": 60, "local_steps": 10, "batch_size": 8, "eval_every": 60, "device": "cpu"}

@@ -20,6 +20,7 @@ MECHANISMS = {
     "Gaussian": fm.privacy.Gaussian(**COMMON),
     "MatrixFactorization": fm.privacy.MatrixFactorization(**COMMON, bands=16),
     "Local": fm.privacy.Local(**COMMON),
+    "DiscreteGaussian": fm.privacy.DiscreteGaussian(**COMMON),
 }
 
 
@@ -28,6 +29,8 @@ def round_time(name: str, device: str, mechanism: str, private: bool) -> float:
     ours = Ours(JOBS[name], "FedAvg", device, "batched", None)
     if mechanism == "MatrixFactorization":
         ours.arguments["selection"] = fm.Cyclic(m=ours.arguments["selection"].m)
+    if mechanism == "DiscreteGaussian":
+        ours.arguments["aggregation"] = fm.aggregation.Secure()
     if private:
         ours.arguments["privacy"] = MECHANISMS[mechanism]
     return min(ours.times(3, 15)[0])

@@ -76,6 +76,12 @@ HARD = {
         "selection": fm.Cyclic(m=6),
         "privacy": fm.privacy.MatrixFactorization(0.5, 0.1, 1e-3, bands=3),
     },
+    "integer noise at clients": {
+        "algorithm": fm.Mime(lr=0.05, beta=0.5),
+        "selection": fm.Uniform(m=5),
+        "privacy": fm.privacy.DiscreteGaussian(0.5, 0.1, 1e-3),
+        "aggregation": fm.aggregation.Secure(),
+    },
     "noise at clients": {
         "algorithm": fm.Scaffold(lr=0.05),
         "selection": fm.Uniform(m=5),

@@ -7,7 +7,7 @@ import math
 import pytest
 
 import fedmos as fm
-from fedmos.privacy.accounting import RoundAccountant
+from fedmos.privacy.accountants import RoundAccountant
 from fedmos.privacy.compose import remembers
 from fedmos.privacy.sampling import private_selector, sampling_of
 from fedmos.selection.selector import View

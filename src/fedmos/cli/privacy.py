@@ -33,14 +33,19 @@ def plan(
     stateful: Annotated[
         bool, typer.Option("--stateful", help="Clients keep state between rounds, as in SCAFFOLD.")
     ] = False,
-    mechanism: Annotated[str, typer.Option(help="Gaussian, MatrixFactorization or Local.")] = "Gaussian",
+    mechanism: Annotated[
+        str, typer.Option(help="Gaussian, MatrixFactorization, Local or DiscreteGaussian.")
+    ] = "Gaussian",
     bands: Annotated[int, typer.Option(help="The bands of MatrixFactorization.")] = 16,
+    bits: Annotated[int, typer.Option(help="The bits of secure aggregation, for DiscreteGaussian.")] = 32,
+    parameters: Annotated[int, typer.Option(help="The parameters of the model, for DiscreteGaussian.")] = 10**6,
 ) -> None:
     """Print the smallest noise multiplier with which a run stays within ε.
 
     For example: fedmos privacy plan --epsilon 4 --rounds 500 --clients 5000 --rate 0.02, or --m 100 --cyclic
     --mechanism MatrixFactorization. Without --rate and --m, every client takes part in every round.
     """
+    from ..aggregation.secure import Secure
     from ..privacy.accounting import epsilon as spent
     from ..privacy.accounting import plan as find
     from ..privacy.participation import participation_of
@@ -59,15 +64,18 @@ def plan(
     delta = max(clients, 2) ** -1.1 if delta is None else delta
     how: dict[str, Any] = {"rounds": rounds, "delta": delta, "selection": selection, "clients": clients}
     how |= {"stateful": stateful, "mechanism": mechanism, "bands": bands}
+    how |= {"parameters": parameters, "secure": Secure(bits)}
     noise = find(epsilon, **how)
     noise = math.ceil(noise * 1e4) / 1e4  # as printed: with less, the run would exceed ε
     reached = spent(noise, **how)
     sampling = sampling_of(selection, clients, stateful=stateful)
     console.print(f"noise_multiplier = {noise:.4f}", highlight=False)
     meaning = "added or removed" if sampling.adjacency == "add or remove" else "replaced"
-    meaning = "with any other data" if mechanism == "Local" else meaning
+    meaning = {"Local": "with any other data", "DiscreteGaussian": "with or without its uploads"}.get(
+        mechanism, meaning
+    )
     console.print(f"ε = {reached:.4f} at δ = {delta:.3g} after {rounds} rounds, one client {meaning}", highlight=False)
-    if mechanism == "Local":
+    if mechanism in ("Local", "DiscreteGaussian"):
         known = participation_of(selection, clients)
         times = rounds if known is None else known.times(rounds)
         console.print(f"For a client that takes part {times} times", highlight=False)

@@ -79,7 +79,8 @@ def codecs() -> dict[str, type[Codec]]:
 
 def mechanisms() -> dict[str, type[Any]]:
     """Return the mechanisms of privacy by name."""
-    return {kind.__name__: kind for kind in (_privacy.Gaussian, _privacy.Local, _privacy.MatrixFactorization)}
+    kinds = (_privacy.DiscreteGaussian, _privacy.Gaussian, _privacy.Local, _privacy.MatrixFactorization)
+    return {kind.__name__: kind for kind in kinds}
 
 
 def aggregations() -> dict[str, type[Aggregation]]:

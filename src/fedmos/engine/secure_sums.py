@@ -35,6 +35,8 @@ class SecureRule(NamedTuple):
     threshold: float
     clients: int | None = None
     """The largest cohort, where the encoding must not depend on the cohort: under privacy."""
+    steps: tuple[tuple[str, float], ...] = ()
+    """By upload, the step of integers, where clients round uploads to it themselves."""
 
     @property
     def private(self) -> bool:
@@ -131,7 +133,8 @@ class SecureSums:
             key, S = _key(rules[name]), rule.clients or len(given)
             vector, total = summed_vectors(declaration, phase)[key], sum(given.abs().tolist())
             total = float(S) if rule.private else total
-            steps[key] = Quantizer.of(vector.bits, bound=vector.bound, total=total, clients=S).step
+            finest = Quantizer.of(vector.bits, bound=vector.bound, total=total, clients=S).step
+            steps[key] = dict(rule.steps).get(vector.upload, finest)
         return cls(declaration, phase, steps)
 
     @property

@@ -10,8 +10,9 @@ Example:
 """
 
 from .accounting import epsilon, plan
+from .discrete import DiscreteGaussian
 from .gaussian import Gaussian
 from .local import Local
 from .matrix_factorization import MatrixFactorization
 
-__all__ = ["Gaussian", "Local", "MatrixFactorization", "epsilon", "plan"]
+__all__ = ["DiscreteGaussian", "Gaussian", "Local", "MatrixFactorization", "epsilon", "plan"]

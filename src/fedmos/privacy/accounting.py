@@ -1,129 +1,24 @@
-"""The ε that a run has spent, by `dp-accounting`, and the noise for a given ε."""
+"""The ε of a run, and the noise for a given ε."""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
-from ..core.validation import Rule, count, needs, positive, require
+from ..aggregation.secure import Secure
+from ..core.validation import Rule, count, positive, require
 from ..selection.selector import Selector
+from .accountants import Accountant, accountant
+from .discrete import DiscreteGaussian, TooLittleNoise
+from .distributed import distributed_sums
+from .gaussian import Gaussian
 from .local import Local
-from .matrix_factorization import MatrixFactorization, sensitivity
-from .mechanism import Mechanism
-from .participation import participation_of, scheduled
-from .sampling import CohortSampling, sampling_of
+from .matrix_factorization import MatrixFactorization
+from .participation import cohort_sizes
+from .sampling import sampling_of
+from .sums import Group, PrivateSums
 
 _MOST_NOISE = 1e6
-_MECHANISMS = ("Gaussian", "MatrixFactorization", "Local")
-
-
-class Accountant(Protocol):
-    """Computes ε after any number of rounds of a run."""
-
-    sampling: CohortSampling
-    delta: float
-
-    def epsilon(self, rounds: int) -> float:
-        """Return ε after so many rounds."""
-
-
-class _Spent(NamedTuple):
-    """The Rényi divergences of one round."""
-
-    orders: Any
-    rdp: Any
-
-
-class RoundAccountant:
-    """Composes the rounds of a run with independent noise.
-
-    Args:
-        sampling: How cohorts are drawn.
-        noise_multiplier: The standard deviation of the noise over the bound of a client's contribution.
-        delta: The δ of the guarantee.
-
-    Raises:
-        ImportError: If `dp-accounting` is not installed.
-    """
-
-    def __init__(self, sampling: CohortSampling, noise_multiplier: float, delta: float) -> None:
-        self.sampling, self.delta = sampling, delta
-        self._round = None if noise_multiplier == 0 else _one_round(sampling.event, noise_multiplier)
-
-    def epsilon(self, rounds: int) -> float:
-        """Return ε after so many rounds."""
-        if rounds == 0:
-            return 0.0
-        if self._round is None:
-            return math.inf
-        with _quiet():
-            found = _dp().rdp.compute_epsilon(self._round.orders, rounds * self._round.rdp, self.delta)
-        return float(found[0])
-
-
-class RunAccountant:
-    """Accounts for a run that is one Gaussian mechanism as a whole, by its exact (ε, δ).
-
-    Args:
-        sampling: How cohorts are drawn.
-        noise_multiplier: The standard deviation of the noise over the bound of a client's contribution to a round.
-        delta: The δ of the guarantee.
-        sensitivity: Returns by how many such bounds neighbouring inputs of so many rounds can differ.
-    """
-
-    def __init__(
-        self,
-        sampling: CohortSampling,
-        noise_multiplier: float,
-        delta: float,
-        sensitivity: Callable[[int], float],
-    ) -> None:
-        self.sampling, self.delta = sampling, delta
-        self._noise_multiplier, self._sensitivity = noise_multiplier, sensitivity
-
-    def epsilon(self, rounds: int) -> float:
-        """Return ε after so many rounds."""
-        if rounds == 0:
-            return 0.0
-        return _exact_epsilon(self._noise_multiplier / self._sensitivity(rounds), self.delta)
-
-
-def accountant(privacy: Mechanism, sampling: CohortSampling, selector: Selector) -> Accountant:
-    """Return the accountant of a run with this option.
-
-    Args:
-        privacy: The mechanism.
-        sampling: How cohorts are drawn.
-        selector: The selector, with over-selection.
-
-    Raises:
-        ValueError: If the mechanism needs a schedule of cohorts, and the selector has none.
-        ImportError: If `dp-accounting` is not installed.
-    """
-    noise, delta = privacy.noise_multiplier, privacy.delta
-    match privacy:
-        case MatrixFactorization():
-            return RunAccountant(sampling, noise, delta, _correlated(privacy.bands, sampling, selector))
-        case Local():
-            return RunAccountant(sampling, noise, delta, _at_clients(sampling, selector))
-        case _:
-            return RoundAccountant(sampling, noise, delta)
-
-
-def _correlated(bands: int, sampling: CohortSampling, selector: Selector) -> Callable[[int], float]:
-    """Return the sensitivity of correlated noise by the number of rounds."""
-    schedule = scheduled(selector, sampling.clients)
-    return lambda rounds: sensitivity(bands, rounds, schedule.separation, schedule.times(rounds))
-
-
-def _at_clients(sampling: CohortSampling, selector: Selector) -> Callable[[int], float]:
-    """Return the sensitivity of all that one client sends, by the number of rounds: 2 bounds for each of its own."""
-    found = participation_of(selector, sampling.clients)
-    return lambda rounds: 2 * math.sqrt(rounds if found is None else found.times(rounds))
+_MECHANISMS = ("Gaussian", "MatrixFactorization", "Local", "DiscreteGaussian")
 
 
 def epsilon(
@@ -136,6 +31,8 @@ def epsilon(
     stateful: bool = False,
     mechanism: str = "Gaussian",
     bands: int = 16,
+    parameters: int = 10**6,
+    secure: Secure | None = None,
 ) -> float:
     """Return the ε of a run.
 
@@ -146,8 +43,10 @@ def epsilon(
         selection: The selector, which determines the amplification by sampling.
         clients: Number of clients in the federation.
         stateful: Whether clients keep state between rounds, as in SCAFFOLD, which `Uniform` does not amplify.
-        mechanism: "Gaussian", "MatrixFactorization" or "Local".
+        mechanism: "Gaussian", "MatrixFactorization", "Local" or "DiscreteGaussian".
         bands: As in `MatrixFactorization`.
+        parameters: The number of parameters of the model, for `DiscreteGaussian`.
+        secure: The option `aggregation` of the run, for `DiscreteGaussian` (default: `Secure()`).
 
     Raises:
         ValueError: If a value is out of range, or the selector needs the clients' data or does not suit the mechanism.
@@ -160,8 +59,8 @@ def epsilon(
     """
     require("epsilon", "noise_multiplier", noise_multiplier, positive)
     _check("epsilon", rounds, delta, clients, mechanism)
-    spent = _spent(mechanism, bands, delta, sampling_of(selection, clients, stateful=stateful), selection)
-    return spent(noise_multiplier).epsilon(rounds)
+    asked = _Question(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
+    return asked.account(noise_multiplier).epsilon(rounds)
 
 
 def plan(
@@ -174,6 +73,8 @@ def plan(
     stateful: bool = False,
     mechanism: str = "Gaussian",
     bands: int = 16,
+    parameters: int = 10**6,
+    secure: Secure | None = None,
 ) -> float:
     """Return the smallest noise multiplier with which a run stays within ε, up to 0.01 %.
 
@@ -184,8 +85,10 @@ def plan(
         selection: The selector, which determines the amplification by sampling.
         clients: Number of clients in the federation.
         stateful: Whether clients keep state between rounds, as in SCAFFOLD, which `Uniform` does not amplify.
-        mechanism: "Gaussian", "MatrixFactorization" or "Local".
+        mechanism: "Gaussian", "MatrixFactorization", "Local" or "DiscreteGaussian".
         bands: As in `MatrixFactorization`.
+        parameters: The number of parameters of the model, for `DiscreteGaussian`.
+        secure: The option `aggregation` of the run, for `DiscreteGaussian` (default: `Secure()`).
 
     Returns:
         The `noise_multiplier` for the mechanism.
@@ -202,10 +105,14 @@ def plan(
     """
     require("plan", "epsilon", epsilon, positive)
     _check("plan", rounds, delta, clients, mechanism)
-    spent = _spent(mechanism, bands, delta, sampling_of(selection, clients, stateful=stateful), selection)
+    asked = _Question(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
+    asked.account(_MOST_NOISE)  # refuses what no noise helps
 
     def enough(noise: float) -> bool:
-        return spent(noise).epsilon(rounds) <= epsilon
+        try:
+            return asked.account(noise).epsilon(rounds) <= epsilon
+        except TooLittleNoise:
+            return False
 
     high = 1.0
     while not enough(high):
@@ -221,19 +128,38 @@ def plan(
     return high
 
 
-def _spent(
-    mechanism: str, bands: int, delta: float, sampling: CohortSampling, selection: Selector
-) -> Callable[[float], Accountant]:
-    """Return a function from the noise multiplier to the accountant of a run."""
+class _Question(NamedTuple):
+    """A run without its noise."""
 
-    def account(noise: float) -> Accountant:
-        if mechanism == "Gaussian":
-            return RoundAccountant(sampling, noise, delta)
-        given = (1.0, noise, delta)
-        local = mechanism == "Local"
-        return accountant(Local(*given) if local else MatrixFactorization(*given, bands=bands), sampling, selection)
+    mechanism: str
+    delta: float
+    selection: Selector
+    clients: int
+    stateful: bool
+    bands: int
+    parameters: int
+    secure: Secure
 
-    return account
+    def account(self, noise: float) -> Accountant:
+        """Return the accountant of the run with this noise multiplier."""
+        sampling, given = sampling_of(self.selection, self.clients, stateful=self.stateful), (1.0, noise, self.delta)
+        match self.mechanism:
+            case "MatrixFactorization":
+                return accountant(MatrixFactorization(*given, bands=self.bands), sampling, self.selection)
+            case "Local":
+                return accountant(Local(*given), sampling, self.selection)
+            case "DiscreteGaussian":
+                return accountant(DiscreteGaussian(*given), sampling, self.selection, self._loss(noise))
+            case _:
+                return accountant(Gaussian(*given), sampling, self.selection)
+
+    def _loss(self, noise: float) -> float:
+        """Return the ρ of a round with distributed noise, where clients upload one vector of the model's size."""
+        sizes = cohort_sizes(self.selection, self.clients)
+        sums = PrivateSums((Group("train", ("delta",), 1.0),), noise, sizes.most, self.clients, None)
+        least = self.secure.needed(sizes.least)
+        made = distributed_sums(sums, [self.parameters], bits=self.secure.bits, clients=sizes.most, least=least)
+        return made.loss
 
 
 def _check(owner: str, rounds: int, delta: float, clients: int, mechanism: str) -> None:
@@ -242,45 +168,3 @@ def _check(owner: str, rounds: int, delta: float, clients: int, mechanism: str) 
     require(owner, "rounds", rounds, count)
     require(owner, "clients", clients, count)
     require(owner, "delta", delta, Rule("in (0, 1)", lambda v: positive.test(v) and v < 1))
-
-
-@lru_cache(maxsize=64)
-def _one_round(event: tuple[Any, ...], noise_multiplier: float) -> _Spent:
-    """Return the Rényi divergences of a round whose sampling is described by `event`; see `CohortSampling.event`."""
-    dp = _dp()
-    law, *numbers, sensitivity = event
-    gaussian = dp.GaussianDpEvent(noise_multiplier / sensitivity)
-    relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    if law == "poisson":
-        composed = dp.PoissonSampledDpEvent(numbers[0], gaussian)
-    elif law == "fixed":
-        composed, relation = dp.SampledWithoutReplacementDpEvent(*numbers, gaussian), dp.NeighboringRelation.REPLACE_ONE
-    else:
-        composed = gaussian
-    found = dp.rdp.RdpAccountant(neighboring_relation=relation)
-    with _quiet():
-        found.compose(composed)
-    return _Spent(found.orders, found.rdp)
-
-
-@lru_cache(maxsize=1024)
-def _exact_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Return the ε of one Gaussian mechanism of sensitivity 1."""
-    return float(_dp().get_epsilon_gaussian(noise_multiplier, delta))
-
-
-def _dp() -> Any:
-    needs("dp_accounting.rdp", "fedmos[privacy]", "account for privacy")
-    return needs("dp_accounting", "fedmos[privacy]", "account for privacy")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress warnings about orders that dp-accounting leaves out, which makes ε larger at most."""
-    log = logging.getLogger("absl")
-    before = log.disabled
-    log.disabled = True
-    try:
-        yield
-    finally:
-        log.disabled = before

@@ -72,7 +72,7 @@ def remembers(algorithm: Algorithm) -> bool:
 
 def clipping_bounds(algorithm: Algorithm) -> dict[str, float] | None:
     """Return the bound of each upload of a private algorithm; None where bounds are adaptive."""
-    sums = algorithm._privacy_sums if isinstance(algorithm, _Private) else None
+    sums = algorithm._privacy_sums if isinstance(algorithm, NoisySums) else None
     if sums is None or sums.count_multiplier is not None:
         return None
     return {name: group.bound for group in sums.groups for name in group.names}
@@ -85,7 +85,7 @@ def with_noise(algorithm: Algorithm, noise: Noise) -> Algorithm:
 
 def is_private(algorithm: Algorithm) -> bool:
     """Return whether an algorithm is the result of `with_privacy`."""
-    return isinstance(algorithm, _Private)
+    return isinstance(algorithm, NoisySums)
 
 
 def clip_decoded(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vectors) -> Vectors:
@@ -121,7 +121,7 @@ def exceeded_bound(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vect
         uploads: The uploads of one client, by name.
         msg: The message that the client received, which has the bound if it is adaptive.
     """
-    assert isinstance(algorithm, _Private)
+    assert isinstance(algorithm, NoisySums)
     for group in algorithm._privacy_sums.groups:
         if group.phase == phase:
             length = math.sqrt(sum(float(uploads[name].double().square().sum()) for name in group.names))
@@ -134,11 +134,11 @@ def exceeded_bound(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vect
 @cache
 def _private_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     """Return a subclass of `kind` with this mechanism: one for all runs that have it, so that runs can merge."""
-    mixin = _Adaptive if sums.count_multiplier is not None else _Correlated if sums.bands > 1 else _Private
+    mixin = _Adaptive if sums.count_multiplier is not None else _Correlated if sums.bands > 1 else NoisySums
     return subclass(kind, mixin, _privacy_sums=sums, _privacy_base=kind)
 
 
-class _Private(Clipped):
+class NoisySums(Clipped):
     """The methods and declarations in which an algorithm with noisy sums differs from the algorithm alone."""
 
     _privacy_noise: ClassVar[Noise] = SeededNoise()
@@ -189,11 +189,11 @@ class _Private(Clipped):
         return group.bound
 
 
-class _OtherNoise(_Private):
+class _OtherNoise(NoisySums):
     """A private algorithm with a source of noise of its own; see `with_noise`."""
 
 
-class _Adaptive(_Private):
+class _Adaptive(NoisySums):
     """A private algorithm whose bound follows the median norm of the updates."""
 
     @property
@@ -237,7 +237,7 @@ class _Adaptive(_Private):
         return group.bound if group.names == (BELOW,) else state[BOUND]
 
 
-class _Correlated(_Private):
+class _Correlated(NoisySums):
     """A private algorithm whose noise is correlated over rounds: row t of W = C⁻¹ Z; see `next_noise`.
 
     The server stores the last rows of W for each upload.

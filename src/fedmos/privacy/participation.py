@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..selection.cyclic import Cyclic
 from ..selection.full import FixedCohorts, Full
 from ..selection.selector import Selector
+from ..selection.uniform import Uniform
 
 
 class Participation(NamedTuple):
@@ -62,6 +63,38 @@ def scheduled(selector: Selector, clients: int) -> Participation:
             "round, and the noise is correlated over rounds; use fm.Cyclic(m=…), or privacy=fm.privacy.Gaussian(…)"
         )
     return found
+
+
+class CohortSizes(NamedTuple):
+    """The sizes of cohorts that a selector guarantees where all clients are available."""
+
+    least: int
+    most: int
+
+
+def cohort_sizes(selector: Selector, clients: int) -> CohortSizes:
+    """Return the sizes of the cohorts of a selector.
+
+    Args:
+        selector: The selector.
+        clients: Number of clients in the federation.
+
+    Raises:
+        ValueError: If cohorts may be of any size.
+    """
+    if type(selector) is Full:
+        return CohortSizes(clients, clients)
+    if type(selector) is Uniform:
+        return CohortSizes(selector.m, selector.m)
+    if type(selector) is Cyclic:
+        return CohortSizes(clients % selector.m or selector.m, selector.m)
+    if type(selector) is FixedCohorts:
+        sizes = [len(set(cohort)) for cohort in selector.cohorts]
+        return CohortSizes(min(sizes), max(sizes))
+    raise ValueError(
+        f"Cannot use DiscreteGaussian with {type(selector).__name__} because its cohorts may be small, and so the "
+        "noise that their clients add together; use fm.Uniform(m=…), fm.Cyclic(m=…) or fm.Full()"
+    )
 
 
 def _scheduled(cohorts: list[frozenset[int]]) -> Participation:

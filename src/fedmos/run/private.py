@@ -7,19 +7,22 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..aggregation.secure import Secure
 from ..algorithm import Algorithm
 from ..core.metric_names import is_client_metric
 from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.state import PrivateRun
 from ..local.adam import Adam
-from ..privacy.accounting import Accountant, accountant
+from ..privacy.accountants import Accountant, accountant
 from ..privacy.at_clients import with_local_privacy
 from ..privacy.compose import remembers, with_privacy
+from ..privacy.discrete import DiscreteGaussian
+from ..privacy.distributed import distributed_noise, with_distributed_noise
 from ..privacy.gaussian import Gaussian
 from ..privacy.local import Local
 from ..privacy.matrix_factorization import MatrixFactorization
 from ..privacy.noise import SecretStreams
-from ..privacy.participation import scheduled
+from ..privacy.participation import cohort_sizes, scheduled
 from ..privacy.sampling import CohortSampling, private_selector, sampling_of
 from ..selection.availability import Always
 from ..selection.selector import Selector
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from .spec import RunSpec
 
 _log = logging.getLogger("fedmos")
+_MEANINGS = {Local: "local, any data", DiscreteGaussian: "with or without the uploads of one client"}
 
 
 def compose_at_clients(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
@@ -45,11 +49,40 @@ def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     if spec.privacy is None or isinstance(spec.privacy, Local):
         return algorithm
     _check_data(spec)
+    if isinstance(spec.privacy, DiscreteGaussian):
+        return _compose_distributed(spec, spec.privacy, algorithm)
     _check_cohorts(spec)
     sampling = _sampling(spec, algorithm)
     if isinstance(spec.privacy, MatrixFactorization):
         scheduled(_selector(spec), sampling.clients)
     return with_privacy(algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps)
+
+
+def _compose_distributed(spec: RunSpec, privacy: DiscreteGaussian, algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with integer noise at clients."""
+    secure = spec.aggregation
+    if not isinstance(secure, Secure):
+        raise ValueError(
+            "Cannot use DiscreteGaussian without secure aggregation because the noise of a single client is too small "
+            "to protect its upload; use aggregation=fm.aggregation.Secure()"
+        )
+    if not isinstance(spec.availability, Always | None):
+        raise ValueError(
+            "Cannot use DiscreteGaussian with 'availability' because smaller cohorts add less noise; leave it out"
+        )
+    sampling, trained = _sampling(spec, algorithm), [p for p in spec.trained_model.parameters() if p.requires_grad]
+    sizes = cohort_sizes(_selector(spec), sampling.clients)
+    return with_distributed_noise(
+        algorithm,
+        privacy,
+        parameters=sum(p.numel() for p in trained),
+        layers=len(trained),
+        size=sizes.most,
+        clients=sampling.clients,
+        steps=spec.local_steps,
+        bits=secure.bits,
+        least=secure.needed(sizes.least),
+    )
 
 
 def private_run(spec: RunSpec, secret: SecretStreams | None = None) -> PrivateRun | None:
@@ -108,7 +141,7 @@ def describe_privacy(spec: RunSpec) -> None:
                 "Privacy: ε does not count that %s, computed from the clients' data, decides on a model", metric
             )
     text = "∞" if math.isinf(spent) else f"{spent:.3g}"
-    meaning = "local, any data" if isinstance(spec.privacy, Local) else f"{sampling.adjacency} one client"
+    meaning = _MEANINGS.get(type(spec.privacy), f"{sampling.adjacency} one client")
     _log.info("Privacy: ε = %s at δ = %g (%s)", text, account.delta, meaning)
 
 
@@ -121,7 +154,9 @@ def _deciding_metrics(spec: RunSpec) -> list[str]:
 def _accountant(spec: RunSpec) -> Accountant | None:
     if spec.privacy is None:
         return None
-    return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public), _selector(spec))
+    noise = distributed_noise(spec.composed_algorithm)
+    loss = None if noise is None else noise.loss
+    return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public), _selector(spec), loss)
 
 
 def _selector(spec: RunSpec) -> Selector:

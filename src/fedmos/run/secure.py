@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from ..core.validation import suggest
 from ..engine.declaration import names_of
 from ..engine.secure_sums import SecureRule, with_secure_sums
 from ..privacy.compose import clipping_bounds
+from ..privacy.distributed import grid_steps
 from ..selection.selector import thins
 from .private import has_noisy_sums
 
@@ -36,8 +38,11 @@ def compose_securely(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     clients = None
     if has_noisy_sums(spec):
         named, clients = _private_bounds(secure, algorithm), len(spec.data)
+    steps = tuple(sorted(grid_steps(algorithm).items()))
+    named = {**named, **{name: math.inf for name, _ in steps}}  # clients keep to the grid, and noise has no bound
     bounds = tuple(sorted((name, float(bound)) for name, bound in named.items()))
-    return with_secure_sums(algorithm, SecureRule(secure.bits, bounds, default, float(secure.threshold), clients))
+    rule = SecureRule(secure.bits, bounds, default, float(secure.threshold), clients, steps)
+    return with_secure_sums(algorithm, rule)
 
 
 def check_cohort(spec: RunSpec, S: int) -> None:
