@@ -97,7 +97,7 @@ def clip_decoded(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vector
         uploads: The uploads of one client, by name.
         msg: The message that the client received, which has the bound if it is adaptive.
     """
-    assert isinstance(algorithm, _Private)
+    assert isinstance(algorithm, NoisySums)
     clipped = dict(uploads)
     for group in algorithm._privacy_sums.groups:
         if group.phase == phase and group.names != (BELOW,):
@@ -109,7 +109,7 @@ def clip_decoded(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vector
 
 def follows_deliveries(algorithm: Algorithm) -> bool:
     """Return whether the state of clients depends on what the server gets of their uploads."""
-    return isinstance(algorithm, _Private) and algorithm._privacy_base.delivered is not Algorithm.delivered
+    return isinstance(algorithm, NoisySums) and algorithm._privacy_base.delivered is not Algorithm.delivered
 
 
 def exceeded_bound(algorithm: Algorithm, phase: str, uploads: Vectors, msg: Vectors) -> tuple[float, float] | None:
