@@ -125,7 +125,16 @@ class Killed(BaseException):
     """What nobody catches."""
 
 
-def test_a_repeated_round_publishes_what_was_published(deployed):
+CORRELATED = fm.privacy.MatrixFactorization(0.05, 1.0, 1e-3, bands=3)
+
+
+@pytest.mark.parametrize("algorithm", [fm.Scaffold(lr=0.1), pytest.param(fm.Mime(lr=0.1), marks=MORE)], ids=str)
+def test_noise_that_is_correlated_over_rounds(deployed, seeded, algorithm):
+    compare(deployed, private(algorithm, selection=fm.Cyclic(m=3), privacy=CORRELATED))
+
+
+@pytest.mark.parametrize("privacy", [gaussian(0.05, 1.0), CORRELATED], ids=["Gaussian", "MatrixFactorization"])
+def test_a_repeated_round_publishes_what_was_published(deployed, privacy):
     """Killed after the model was shown and before its checkpoint; then a client is missing, so the sum is another."""
     published, killed = [], []
 
@@ -135,7 +144,8 @@ def test_a_repeated_round_publishes_what_was_published(deployed):
             killed.append(record.round)
             raise Killed
 
-    made = deployed(private(selection=EVERYONE, rounds=3, callbacks=[show]))
+    given = private(selection=EVERYONE, rounds=3, privacy=privacy)
+    made = deployed(given | {"callbacks": [show]})
     for t in range(3):
         with pytest.raises(Killed):
             made.run()
@@ -145,7 +155,7 @@ def test_a_repeated_round_publishes_what_was_published(deployed):
         first, second = (v for t, v in published if t == number)
         assert torch.equal(first, second)
     assert len(result.history) == 3
-    assert [r.epsilon for r in result.history] == [r.epsilon for r in fm.run(**private(selection=EVERYONE)).history[:3]]
+    assert [r.epsilon for r in result.history] == [r.epsilon for r in fm.run(**given).history]
 
 
 def test_sums_of_the_extra_phase_are_sent_once(deployed):
@@ -297,6 +307,11 @@ def test_messages_tell_a_client_nothing_about_the_others(deployed):
         ({"system": fm.System(quorum=0.5)}, {}, "Cannot use privacy= with a quorum because an abandoned round"),
         ({"aggregation": fm.aggregation.Median()}, {}, r"Cannot use aggregation=Median\(\) with 'privacy' because"),
         ({"update_norms": True}, {}, "Cannot use privacy= with update_norms because"),
+        (
+            {"privacy": fm.privacy.Local(1.0, 1.0, 1e-3)},
+            {},
+            "Cannot use privacy=Local.* in a deployment because its noise",
+        ),
     ],
     ids=lambda v: "" if isinstance(v, str) else ",".join(v),
 )

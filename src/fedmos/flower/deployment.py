@@ -27,6 +27,7 @@ from ..engine.declaration import names_of
 from ..engine.execution_plan import override
 from ..privacy.compose import follows_deliveries
 from ..privacy.gaussian import Gaussian
+from ..privacy.matrix_factorization import MatrixFactorization
 from ..privacy.sums import BELOW
 from ..run.options import call_with_options, options_of
 from ..run.spec import RunSpec
@@ -178,10 +179,10 @@ def _no_data(deploy: Deploy) -> FederatedData:
 
 def _check_private(spec: RunSpec, deploy: Deploy) -> None:
     """Refuse mechanisms without noise of the operating system, and options with which clients would send more."""
-    if type(spec.privacy) is not Gaussian:
+    if type(spec.privacy) not in (Gaussian, MatrixFactorization):
         raise ValueError(
             f"Cannot use privacy={spec.privacy} in a deployment because its noise follows from the seed, which every "
-            "client knows; use fm.privacy.Gaussian"
+            "client knows; use fm.privacy.Gaussian or fm.privacy.MatrixFactorization"
         )
     if deploy.train_metrics:
         raise ValueError(

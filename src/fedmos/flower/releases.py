@@ -2,13 +2,15 @@
 
 A sum gets noise from the operating system once. The result is on the disk before anything is computed from it, and a
 server that is killed and repeats the round uses it again, whoever answers then. So no sum gets two draws of noise, no
-draw of noise is on two sums, and a repeated round spends no ε. The noise itself is never stored.
+draw of noise is on two sums, and a repeated round spends no ε. Noise is not stored, unless that of later rounds depends
+on it (`MatrixFactorization`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import safetensors
@@ -26,7 +28,7 @@ _ADVICE = "restore the folder, or start a new run in another one, whose ε adds 
 
 
 class Releases:
-    """Adds noise to sums once, and stores the results; see `fedmos.privacy.noise.Noise`.
+    """Stores noisy sums when they are computed, and returns them when a round is repeated; see `Noise`.
 
     Args:
         folder: The folder of the noisy sums.
@@ -37,19 +39,22 @@ class Releases:
     def __init__(self, folder: Path, run: str, noise: Noise) -> None:
         self._folder, self._run, self._noise = folder, run, noise
         self._known: dict[Path, Tensor] = {}
-        """The noisy sums of the current round, on the CPU."""
+        """What is stored of the current round."""
 
-    def add(self, total: Tensor, std: Tensor | float, ctx: Context, phase: str, upload: str) -> Tensor:
+    def normal(self, count: int, ctx: Context, phase: str, upload: str) -> Tensor:
+        return self._noise.normal(count, ctx, phase, upload)
+
+    def once(self, compute: Callable[[], Tensor], ctx: Context, phase: str, upload: str) -> Tensor:
         name = hashlib.sha256(f"{phase}/{upload}".encode()).hexdigest()[:16]
         path = self._folder / f"{ctx.t}-{name}.safetensors"
         if path not in self._known:
             self._known = {known: v for known, v in self._known.items() if known.name.startswith(f"{ctx.t}-")}
-            noisy = self._read(path, ctx.t, total)
-            if noisy is None:
-                noisy = self._noise.add(total, std, ctx, phase, upload).cpu()
-                self._write(path, ctx.t, noisy)
-            self._known[path] = noisy
-        return self._known[path].to(total.device)
+            found = self._read(path, ctx.t)
+            if found is None:
+                found = compute()
+                self._write(path, ctx.t, found.cpu())
+            self._known[path] = found
+        return self._known[path]
 
     def _write(self, path: Path, t: int, noisy: Tensor) -> None:
         """Store a noisy sum, and delete those of older rounds."""
@@ -61,7 +66,7 @@ class Releases:
             if stored <= t - _KEPT:
                 old.unlink(missing_ok=True)
 
-    def _read(self, path: Path, t: int, like: Tensor) -> Tensor | None:
+    def _read(self, path: Path, t: int) -> Tensor | None:
         """Return the noisy sum of a repeated round; None if the sum has got no noise yet."""
         last = max((stored for stored, _ in self._files()), default=-1)
         if not path.exists():
@@ -80,7 +85,7 @@ class Releases:
             raise ValueError(f"Cannot repeat round {t + 1} because {path} cannot be read: {error}; {_ADVICE}") from None
         if metadata.get("run") != self._run:
             raise ValueError(f"Cannot play round {t + 1} because {path} belongs to another run; use a new folder")
-        if metadata.get("sha256") != _hash(noisy) or noisy.shape != like.shape or noisy.dtype != like.dtype:
+        if metadata.get("sha256") != _hash(noisy):
             raise ValueError(f"Cannot repeat round {t + 1} because {path} is damaged; {_ADVICE}")
         return noisy
 

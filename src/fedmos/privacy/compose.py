@@ -24,13 +24,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import rng
 from ..algorithm import Algorithm, ClientContext, Context, Field, Reduce, Vectors
 from ..core.composition import recast, subclass
 from .clipping import Clipped, norm
 from .matrix_factorization import next_noise, stored_shapes
 from .mechanism import Mechanism
-from .noise import Noise, SeededNoise, noise_key
+from .noise import Noise, SeededNoise, add_noise
 from .reads import reads_attribute
 from .sums import BELOW, BOUND, NOISE, Group, PrivateSums, private_sums
 
@@ -182,7 +181,8 @@ class NoisySums(Clipped):
         group = next(one for one in groups if one.phase == phase and upload in one.names)
         if (multiplier := self._privacy_sums.multiplier(group, groups)) == 0:
             return total
-        return self._privacy_noise.add(total, multiplier * self._privacy_bound_in(group, state), ctx, phase, upload)
+        std = multiplier * self._privacy_bound_in(group, state)
+        return add_noise(self._privacy_noise, total, std, ctx, phase, upload)
 
     def _privacy_bound_in(self, group: Group, state: Vectors) -> Tensor | float:
         """Return the bound of a group at the server."""
@@ -266,13 +266,19 @@ class _Correlated(NoisySums):
     def _privacy_noisy(self, phase: str, upload: str, total: Tensor, state: Vectors, ctx: Context) -> Tensor:
         groups, name = self._privacy_sums.groups, _stored(phase, upload)
         group = next(one for one in groups if one.phase == phase and upload in one.names)
-        noise = state[_NOW + name] if _NOW + name in state else self._privacy_row(phase, upload, state, ctx)
-        return total + self._privacy_sums.multiplier(group, groups) * group.bound * noise.view(total.shape).to(total)
+        std = self._privacy_sums.multiplier(group, groups) * group.bound
+
+        def noisy() -> Tensor:
+            noise = state[_NOW + name] if _NOW + name in state else self._privacy_row(phase, upload, state, ctx)
+            return total + std * noise.view(total.shape).to(total)
+
+        return self._privacy_noise.once(noisy, ctx, phase, upload).to(total.device)
 
     def _privacy_row(self, phase: str, upload: str, state: Vectors, ctx: Context) -> Tensor:
         """Return the noise on a sum in this round, with Z of variance one."""
-        before = state[_stored(phase, upload)]
-        return next_noise(before, rng.normal(noise_key(ctx.key, phase, upload), before[0].numel()))
+        before, source = state[_stored(phase, upload)], self._privacy_noise
+        Z = source.once(lambda: source.normal(before[0].numel(), ctx, phase, upload), ctx, f"Z {phase}", upload)
+        return next_noise(before, Z.to(before.device))
 
     def _privacy_rows_now(self, state: Vectors, ctx: Context) -> Vectors:
         """Return the noise of this round on all sums, whether they are released in it or not."""

@@ -20,34 +20,52 @@ _AT_ONCE = 2**20
 
 
 class Noise(Protocol):
-    """Adds the noise to sums of uploads."""
+    """Where the noise on sums comes from, and whether noisy sums are stored."""
 
-    def add(self, total: Tensor, std: Tensor | float, ctx: Context, phase: str, upload: str) -> Tensor:
-        """Return a sum with noise. In one round, the result for a phase and an upload is the same in every call.
+    def normal(self, count: int, ctx: Context, phase: str, upload: str) -> Tensor:
+        """Return standard normal numbers for the sum of an upload in a round, float64, (count,)."""
 
-        Args:
-            total: The sum of the uploads.
-            std: The standard deviation of the noise.
-            ctx: The server's context of the round.
-            phase: The phase of the upload.
-            upload: The name of the upload.
-        """
+    def once(self, compute: Callable[[], Tensor], ctx: Context, phase: str, upload: str) -> Tensor:
+        """Return what `compute` returns for an upload; in a round that is repeated, what it returned at first."""
 
 
 class SeededNoise:
     """Noise from the random streams of a run, which whoever knows the seed can compute: for simulations."""
 
-    def add(self, total: Tensor, std: Tensor | float, ctx: Context, phase: str, upload: str) -> Tensor:
-        noise = rng.normal(noise_key(ctx.key, phase, upload), total.numel()).view(total.shape)
-        return total + (std * noise).to(total)
+    def normal(self, count: int, ctx: Context, phase: str, upload: str) -> Tensor:
+        return rng.normal(noise_key(ctx.key, phase, upload), count)
+
+    def once(self, compute: Callable[[], Tensor], ctx: Context, phase: str, upload: str) -> Tensor:
+        return compute()
 
 
 class SystemNoise:
-    """Noise from the entropy of the operating system, different in every call: for deployments, which store the sum."""
+    """Noise from the entropy of the operating system, different in every call: for deployments, which store sums."""
 
-    def add(self, total: Tensor, std: Tensor | float, ctx: Context, phase: str, upload: str) -> Tensor:
-        noise = system_normal(total.numel()).view(total.shape).to(total.device)
-        return total + (std * noise).to(total)
+    def normal(self, count: int, ctx: Context, phase: str, upload: str) -> Tensor:
+        return system_normal(count)
+
+    def once(self, compute: Callable[[], Tensor], ctx: Context, phase: str, upload: str) -> Tensor:
+        return compute()
+
+
+def add_noise(noise: Noise, total: Tensor, std: Tensor | float, ctx: Context, phase: str, upload: str) -> Tensor:
+    """Return a sum of uploads with noise.
+
+    Args:
+        noise: Where the noise comes from.
+        total: The sum of the uploads.
+        std: The standard deviation of the noise.
+        ctx: The server's context of the round.
+        phase: The phase of the upload.
+        upload: The name of the upload.
+    """
+
+    def noisy() -> Tensor:
+        numbers = noise.normal(total.numel(), ctx, phase, upload).to(total.device)
+        return total + (std * numbers.view(total.shape)).to(total)
+
+    return noise.once(noisy, ctx, phase, upload).to(total.device)
 
 
 class SecretStreams(NamedTuple):
