@@ -66,7 +66,7 @@ def test_noise_follows_the_bound():
             return super().server(x, state, agg, ctx)
 
     sums = Sums(Watched(lr=LR), engine="loop", privacy=adaptive(1e-3, 2.0))
-    sums.state.sampler._prefetched = {n: sums.state.sampler._empty() for n in range(40)}
+    sums.state.sampler._prefetched = {n: sums.state.sampler.empty() for n in range(40)}
     sums.play(40)
     z = sums.state.algorithm._privacy_sums
     assert float(np.mean(seen)) == pytest.approx(z.multiplier(z.groups[0], z.groups), rel=0.15)

@@ -114,7 +114,7 @@ def noises(algorithm: fm.Algorithm, privacy, rounds: int) -> dict[str, np.ndarra
 
     made = Watched(**{name: getattr(algorithm, name) for name in algorithm.__dataclass_fields__})
     sums = Sums(made, engine="loop", privacy=privacy)
-    sums.state.sampler._prefetched = {t: sums.state.sampler._empty() for t in range(rounds)}
+    sums.state.sampler._prefetched = {t: sums.state.sampler.empty() for t in range(rounds)}
     sums.play(rounds)
     return {name: np.stack(v) for name, v in seen.items()}
 

@@ -73,7 +73,7 @@ def noise_of(algorithm: fm.Algorithm, privacy: fm.privacy.Gaussian, t: int = 0) 
 
     made = Watched(**{name: getattr(algorithm, name) for name in algorithm.__dataclass_fields__})
     sums = Sums(made, engine="loop", privacy=privacy)
-    sampled = sums.state.sampler._empty()
+    sampled = sums.state.sampler.empty()
     sums.state.sampler._prefetched = dict.fromkeys(range(t + 1), sampled)  # nobody takes part: noise alone
     sums.play(t + 1)
     return {name: v * CLIENTS for name, v in seen.items()}
