@@ -11,15 +11,17 @@ import torch
 import fedmos as fm
 from fedmos.aggregation import Secure
 from fedmos.engine.secure_sums import SATURATED
-from fedmos.flower import wire
+from fedmos.flower import manifest, server, wire
 from fedmos.flower.client_folder import ClientFolder
 from fedmos.flower.client_runtime import ClientRuntime
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.secure_backend import SecureFlowerBackend
 from fedmos.flower.secure_client import SecureClient
 from fedmos.flower.secure_rounds import SecureRound
+from fedmos.privacy.noise import SeededNoise
 from fedmos.secure.client import ClientSession
 from helpers.flower_runs import arguments, assert_same
+from helpers.private import gaussian
 from helpers.secure import forms, holds, memory_of
 
 KINDS = (wire.KEYS, wire.SHARES, wire.MASKED, wire.UNMASK)
@@ -290,6 +292,27 @@ def test_wrong_shares_abandon_the_round(deployed, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         assert made.run().history[0].abandoned
     assert "Cannot unmask the sum because shares of client" in caplog.text
+
+
+@pytest.mark.parametrize("algorithm", [fm.Mime(lr=0.1, beta=0.6)], ids=str)
+def test_private_runs_give_the_bits_of_the_simulation_with_its_noise(deployed, monkeypatch, algorithm):
+    monkeypatch.setattr(server, "SystemNoise", SeededNoise)
+    monkeypatch.setattr(manifest.DeploymentManifest, "cohort_seed", lambda self, t: 7)
+    given = secure(algorithm=algorithm, privacy=gaussian(0.05, 1.0), aggregation=Secure(24))
+    got, expected = deployed(given).run(), fm.run(**given)
+    assert_same(got, expected)
+    assert [r.epsilon for r in got.history] == [r.epsilon for r in expected.history]
+    assert all(r.saturated is None for r in got.history)
+
+
+def test_private_runs_stop_where_a_sum_cannot_be_decoded(deployed):
+    """They go on, with all clients, when they are started again."""
+    made = deployed(secure(data=many(4), selection=fm.Full(), privacy=gaussian(0.05, 1.0), aggregation=Secure()) | SOON)
+    made.network.tamper = silent(wire.MASKED, [0, 1], rounds=(1,))
+    with pytest.raises(RuntimeError, match=r"Cannot sum the uploads of round 2 because too few clients stayed in it"):
+        made.run()
+    made.network.tamper = lambda request, reply: reply
+    assert len(made.run().history) == 3
 
 
 def test_a_norm_bound_of_the_server_is_refused(deployed):

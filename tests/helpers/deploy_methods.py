@@ -16,6 +16,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "uplink": {"name": "ErrorFeedback", "codec": [{"name": "Rotate"}, {"name": "Quantize", "bits": 4}]},
         "downlink": {"name": "Quantize", "bits": 8},
     },
+    "SCAFFOLD, secure": {
+        "algorithm": {"name": "Scaffold", "lr": 0.05},
+        "selection": {"name": "Uniform", "m": 3},
+        "aggregation": {"name": "Secure", "bits": 24, "bound": 4.0},
+    },
     "FedHBM": {"algorithm": {"name": "FedHBM", "lr": 0.05}, "selection": {"name": "Uniform", "m": 2}},
     "rpow-d": {
         "algorithm": {"name": "FedAvg", "lr": 0.05},

@@ -12,6 +12,7 @@ from ..engine.aggregation import scales_of, secure_sums, upload_factors
 from ..engine.backend import CohortUpdate, PhaseInput, StepObserver
 from ..engine.cohort import Cohort
 from ..engine.secure_sums import SATURATED, SecureSums, secure_rule
+from ..privacy.compose import is_private
 from ..secure.sizes import KEYS
 from . import wire
 from .backend import FlowerBackend
@@ -37,6 +38,12 @@ class SecureFlowerBackend(FlowerBackend):
         arrived = self._subset(cohort, keys)
         total = secure.total({i: reply.vectors for i, reply in keys.items()}, *self._needed(cohort, arrived))
         if total is None:
+            if is_private(self._declaration.algorithm):
+                # A sum of zero in its place would depend on one client by more than its own bounded upload.
+                raise RuntimeError(
+                    f"Cannot sum the uploads of round {given.ctx.t + 1} because too few clients stayed in it, and with "
+                    "'privacy' it cannot be abandoned; start the run again to repeat it, or use larger cohorts"
+                )
             return self._none(cohort, given, arrived)
         uploaded, integers = total
         kept = self._subset(cohort, dict.fromkeys(uploaded))
