@@ -14,6 +14,7 @@ from .check import check
 from .compare import compare, demo
 from .data import app as data_app
 from .deploy import app as deploy_app
+from .exam import exam
 from .export import export
 from .group import SETTINGS, MainGroup
 from .listing import list_everything
@@ -31,7 +32,7 @@ app = typer.Typer(
     help="Federated learning for skewed data and scarce communication.",
     epilog="Start with: fedmos demo",
 )
-for command in (demo, run, resume, compare, sweep, report, plot, export, check, reproduce):
+for command in (demo, run, resume, compare, sweep, report, plot, export, check, reproduce, exam):
     app.command()(command)
 app.command("list")(list_everything)
 app.add_typer(data_app, name="data")

@@ -43,12 +43,9 @@ class Batch:
         if count not in (2, 3):
             raise ValueError(f"Batch: 'f' must take (outputs, targets) or (outputs, targets, mask), got {count} values")
         self.f = f
-        self.__name__ = getattr(f, "__name__", type(f).__name__)
-
-    @property
-    def masked(self) -> bool:
+        self.masked = count == 3
         """Whether `f` takes a mask."""
-        return _positional_arguments(self.f) == 3
+        self.__name__ = getattr(f, "__name__", type(f).__name__)
 
     def __call__(self, outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
         value: Tensor = self.f(outputs, targets, mask) if self.masked else self.f(outputs, targets)

@@ -130,12 +130,12 @@ def _dataset(entry: catalog.CatalogEntry, stored: catalog.Stored) -> Dataset:
 def _natural(table: natural.NaturalTable, root: str | os.PathLike[str] | None) -> FoundDataset:
     """Return a naturally federated table; its test samples, where it has some, are the clients' and the server's."""
     path, arrays = natural.find(table, root)
-    held = arrays.held_out
+    held, x_test = arrays.held_out, arrays.x_test
     dataset = Dataset(
         table.name,
         arrays.x,
         arrays.y,
-        None if held is None else arrays.x[held],
+        arrays.x[held] if held is not None and x_test is None else x_test,
         None if held is None else arrays.y[held],
         owner=arrays.owner,
         owners=arrays.owners,

@@ -9,13 +9,15 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..experiments.reproduce.exam import summary
 from ..experiments.reproduce.record import RunRecord
 from ..experiments.reproduce.results_table import ResultsTable
-from ..experiments.reproduce.study import StudyPart, by_key
+from ..experiments.reproduce.study import StudyPart, by_key, load, names
 from ..storage.files import replace_file
 from .figure import Line, line_chart
 
 _BLOCK = re.compile(r"<!-- reproduce ([\w./-]+) -->\n.*?<!-- end -->", re.DOTALL)
+_SUMMARY = re.compile(r"<!-- summary -->\n.*?<!-- end -->", re.DOTALL)
 DATA, IMAGES = "data", "images"
 
 
@@ -39,6 +41,21 @@ def build(docs: Path) -> list[Path]:
     return written
 
 
+def build_exam(page: Path) -> list[Path]:
+    """Regenerate the page of the exams from the records in the folder beside it that has its name."""
+    text = page.read_text("utf-8")
+    if not _BLOCK.search(text):
+        raise ValueError(f"Cannot make {page} because it has no block for an exam")
+    replace_file(page, exam_page(text, page.with_suffix("")).encode())
+    return [page]
+
+
+def exam_page(text: str, data: Path) -> str:
+    """Return the text of the exams' page with all blocks and the summary regenerated."""
+    table = summary([load(name) for name in names("exams")], data)
+    return _SUMMARY.sub(f"<!-- summary -->\n\n{table}\n<!-- end -->", filled(text, data))
+
+
 def blocks(text: str) -> list[str]:
     """Return the parts that a page shows, as STUDY/PART."""
     return [found[1] for found in _BLOCK.finditer(text)]
@@ -55,8 +72,10 @@ def _block(key: str, data: Path) -> str:
     lines = [_wrapped(f"**{part.title}** ({part.source}). {part.note}"), "", table.markdown()]
     if chart(table) is not None:
         lines += [f"![{part.title}]({image(part)})", ""]
+    lines += [_wrapped(f"*{label}*: {words}") + "\n" for label, words in part.why.items()]
     study, name = part.source_of_runs.key.split("/")
-    lines += [*filter(None, [_wrapped(table.facts())]), f"`fedmos reproduce {study} --part {name}`", ""]
+    command = "reproduce" if part.agreement is None else "exam"
+    lines += [*filter(None, [_wrapped(table.facts())]), f"`fedmos {command} {study} --part {name}`", ""]
     return f"<!-- reproduce {key} -->\n\n" + "\n".join(lines) + "\n<!-- end -->"
 
 
@@ -71,6 +90,8 @@ def image(part: StudyPart) -> str:
 
 def chart(table: ResultsTable) -> str | None:
     """Return an SVG document of the mean and range over seeds; None if there is nothing to draw."""
+    if table.part.agreement is not None:
+        return None  # exams are tables of final values
     metric = table.part.drawn or next(iter(table.part.source_of_runs.table["target"]))
     lines = [line for label, runs in table.runs.items() if (line := _line(label, runs, metric)) is not None]
     if not lines:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import fedmos as fm
@@ -77,6 +78,11 @@ def test_clients_have_their_own_test_samples_and_the_server_all(patients):
     assert data.tests.sizes.tolist() == [4] * 4
     assert data.sizes.tolist() == [7] * 4
     assert len(data.test[1]) == 16
+    fetch(NATURAL["heart_disease_pooled"], str(patients))  # the server's test samples are standardised over all
+    pooled = fm.datasets.load("heart_disease_pooled").partition(fm.partition.Natural())
+    assert torch.equal(data.test[0], pooled.test[0])
+    assert torch.equal(pooled.test[0], torch.cat([x for x, _ in pooled.tests]))
+    assert not torch.equal(data.test[0], torch.cat([x for x, _ in data.tests]))
 
 
 def test_a_file_that_is_not_the_published_one_is_refused(patients):

@@ -176,3 +176,13 @@ def test_a_million_clients(scheme):
     data = made.partition(scheme, clients=N, seed=0)
     assert len(data) == N
     assert str(data.describe())
+
+
+def test_natural_clients_of_some_owners_only():
+    owner = np.array([3, 3, 5, 7, 7, 7])
+    split = Natural(only=(7, 3)).split(owner, None, 0)
+    assert [split[i].tolist() for i in range(len(split))] == [[0, 1], [3, 4, 5]]
+    with pytest.raises(ValueError, match="Natural: 'only' must be numbers of owners, got 4"):
+        Natural(only=(4,)).split(owner, None, 0)
+    with pytest.raises(ValueError, match="Natural: 'only' must be numbers of owners, got"):
+        Natural(only=())

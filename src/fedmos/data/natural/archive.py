@@ -15,6 +15,7 @@ from ..catalog.store import data_folder, temporary_folder
 from .sources import FileSource, LocalFolder
 from .table import NaturalArrays, NaturalTable
 
+_REQUIRED = ("x", "y", "owner", "owners")
 _LIMIT = 256 * 2**20
 
 
@@ -73,6 +74,8 @@ def _save(table: NaturalTable, arrays: NaturalArrays) -> Path:
     given: dict[str, Any] = {"x": arrays.x, "y": arrays.y, "owner": arrays.owner, "owners": np.array(arrays.owners)}
     if arrays.held_out is not None:
         given["held_out"] = arrays.held_out.astype(np.uint8)
+    if arrays.x_test is not None:
+        given["x_test"] = arrays.x_test
     with temporary_folder(folder / "store") as temporary:
         made = temporary / f"{table.name}.npz"
         np.savez_compressed(made, **given)
@@ -98,15 +101,16 @@ def find(table: NaturalTable, root: str | os.PathLike[str] | None = None) -> tup
             f"Cannot load {table.name!r} because {path} does not exist. To get it, fedmos data get {table.name}"
         )
     with reading(path), path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
-        found = {name: whole_array(archive, name, _LIMIT) for name in ("x", "y", "owner", "owners", "held_out")}
+        found = {name: whole_array(archive, name, _LIMIT) for name in (*_REQUIRED, "held_out", "x_test")}
     return path, _checked(path, found)
 
 
 def _checked(path: Path, found: dict[str, np.ndarray | None]) -> NaturalArrays:
-    x, y, owner, owners, held = (found[name] for name in ("x", "y", "owner", "owners", "held_out"))
+    x, y, owner, owners = (found[name] for name in _REQUIRED)
+    held = None if found["held_out"] is None else found["held_out"] != 0
     if x is None or y is None or owner is None or owners is None:
         raise invalid_data(path, "x, y, owner and owners must all be there")
-    arrays = NaturalArrays(x, y, owner, [str(name) for name in owners], None if held is None else held != 0)
+    arrays = NaturalArrays(x, y, owner, [str(name) for name in owners], held, found["x_test"])
     error = _inconsistency(arrays)
     if error is not None:
         raise invalid_data(path, error)
@@ -119,6 +123,8 @@ def _inconsistency(arrays: NaturalArrays) -> str | None:
         return "its arrays have different lengths"
     if arrays.owner.dtype.kind not in "iu" or arrays.owner.min() < 0 or arrays.owner.max() >= len(arrays.owners):
         return f"owner must be 0 … {len(arrays.owners) - 1}"
+    if arrays.x_test is not None and (arrays.held_out is None or len(arrays.x_test) != arrays.held_out.sum()):
+        return "x_test must have the samples that are held out"
     if not all(np.isfinite(values).all() for values in (arrays.x, arrays.y)):
         return "x and y must be finite"
     return None

@@ -30,8 +30,8 @@ _PLAIN, _CHEST_PAIN, _ECG = (0, 1, 3, 4, 5, 7, 8, 9), 2, 6
 def heart_disease(files: Files, pooled: bool) -> NaturalArrays:
     """Return 13 features of each patient without missing values, and whether the patient has the disease.
 
-    Features are standardised with the training samples of the hospital or, if `pooled`, of all hospitals. A third of
-    each hospital's patients are test samples.
+    Features are standardised with the training samples of the hospital or, if `pooled`, of all hospitals; those of the
+    server's test samples always with those of all hospitals, as in FLamby. A third of the patients are test samples.
     """
     from sklearn.model_selection import train_test_split
 
@@ -48,9 +48,11 @@ def heart_disease(files: Files, pooled: bool) -> NaturalArrays:
         held_out.append(np.isin(np.arange(len(found)), test))
     table, hospital_of, held = np.concatenate(rows), np.concatenate(owner), np.concatenate(held_out)
     x = np.concatenate([table[:, _PLAIN], _indicators(table[:, _CHEST_PAIN]), _indicators(table[:, _ECG])], axis=1)
-    x = _standardised(x, np.zeros_like(hospital_of) if pooled else hospital_of, ~held)
+    y = (table[:, -1:] > 0).astype(np.float32)
+    over_all = _standardised(x, np.zeros_like(hospital_of), ~held).astype(np.float32)
+    by_hospital = _standardised(x, hospital_of, ~held).astype(np.float32)
     return NaturalArrays(
-        x.astype(np.float32), (table[:, -1:] > 0).astype(np.float32), hospital_of, list(_HOSPITALS), held
+        over_all if pooled else by_hospital, y, hospital_of, list(_HOSPITALS), held, x_test=over_all[held]
     )
 
 

@@ -27,11 +27,13 @@ class NaturalArrays:
     """The names of the owners."""
     held_out: np.ndarray | None = None
     """Whether each sample is a test sample of its owner, bool; None if the table does not say so."""
+    x_test: np.ndarray | None = None
+    """Inputs of the test samples as the server has them, if they are prepared differently from the clients'."""
 
     def checksum(self) -> str:
         """Return a hash of all arrays."""
         digest = hashlib.sha256()
-        for array in (self.x, self.y, self.owner, self.held_out):
+        for array in (self.x, self.y, self.owner, self.held_out, self.x_test):
             if array is not None:
                 digest.update(f"{array.dtype.str} {array.shape}".encode())
                 digest.update(np.ascontiguousarray(array).tobytes())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.formatting import format_value
 from ...core.validation import check, count, none
 from ...rng import Purpose, generator
 from .split import ClientSplit
@@ -20,6 +22,7 @@ class Natural:
     Args:
         least: Omit owners with fewer samples.
         most: Maximum number of samples per client, drawn at random from the owner's.
+        only: Numbers of the owners to use, e.g. (0,) for the first hospital alone; None for all.
 
     Raises:
         ValueError: If `most` is smaller than `least`.
@@ -33,6 +36,7 @@ class Natural:
 
     least: int = 1
     most: int | None = None
+    only: Sequence[int] | None = None
     divides = "owner"
     sets_clients = True
 
@@ -40,6 +44,8 @@ class Natural:
         check(self, least=count, most=count | none)
         if self.most is not None and self.most < self.least:
             raise ValueError(f"Natural: 'most' must be ≥ 'least' ({self.least}), got {self.most}")
+        if self.only is not None and (isinstance(self.only, str) or not len(self.only)):
+            raise ValueError(f"Natural: 'only' must be numbers of owners, got {format_value(self.only)}")
 
     def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
         """Divide the samples among clients.
@@ -54,7 +60,7 @@ class Natural:
         """
         rng = generator(seed, Purpose.PARTITION)
         numbers, owner, held = np.unique(labels, return_inverse=True, return_counts=True)
-        owners = np.flatnonzero(held >= self.least)
+        owners = np.flatnonzero((held >= self.least) & self._wanted(numbers))
         if clients is not None and clients > len(owners):
             raise ValueError(
                 f"Cannot make {clients} clients because {len(owners)} of {len(held)} owners have "
@@ -73,3 +79,12 @@ class Natural:
         before = np.cumsum(sizes) - sizes
         index = by_owner[np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))]
         return ClientSplit(index, sizes, numbers[owners])
+
+    def _wanted(self, numbers: np.ndarray) -> np.ndarray:
+        """Return whether each owner is one of `only`."""
+        if self.only is None:
+            return np.ones(len(numbers), dtype=bool)
+        unknown = [one for one in self.only if one not in numbers]
+        if unknown:
+            raise ValueError(f"Natural: 'only' must be numbers of owners, got {format_value(unknown[0])}")
+        return np.isin(numbers, np.asarray(self.only))

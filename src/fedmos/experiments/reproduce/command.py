@@ -18,10 +18,10 @@ PartReport = Callable[[StudyPart, ReproduceOptions, StudyRecords, Path], object]
 """Is called for a comparison that has been trained, with the folder of its runs."""
 
 
-def listing() -> str:
-    """Return a list of every study and its parts."""
+def listing(studies: Sequence[str] | None = None) -> str:
+    """Return a list of studies and their parts; by default those of the papers."""
     lines = []
-    for study in map(load, names()):
+    for study in map(load, names() if studies is None else studies):
         lines.append(f"{study.name}: {study.title}")
         for part in study.parts:
             same = "" if part.runs_of is None else f" (the runs of {part.runs_of})"
@@ -83,7 +83,8 @@ def reproduce(
 
 
 def _printed(table: ResultsTable) -> str:
-    return f"\n{table.part.title} ({table.part.source})\n\n{table.markdown()}\n{table.facts()}"
+    why = "".join(f"{label}: {words}\n" for label, words in table.part.why.items())
+    return f"\n{table.part.title} ({table.part.source})\n\n{table.markdown()}\n{why}{table.facts()}"
 
 
 def _sources_of_runs(parts: Sequence[StudyPart]) -> list[StudyPart]:

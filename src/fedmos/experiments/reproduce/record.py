@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ...core.history import METRICS, History
+from ...core.metric_names import is_loss
 from ...run.result import Result
 from ...storage.files import replace_file
 from ..runner import PlannedRun
 from ..seed_statistics import last_value
-from .study import StudyPart, by_key, load, names, target_key
+from .study import StudyPart, all_names, by_key, load, target_key
 
 RunRecord = dict[str, Any]
 """method, lr, seed, tuning; configuration; rounds, ended ("complete", "cut off", "diverged"); measured values."""
@@ -151,7 +152,7 @@ class StudyRecords:
 def merge(folder: Path, into: Path) -> list[Path]:
     """Add the records in `folder` to those in `into`, and return the files written."""
     written = []
-    for name in names():
+    for name in all_names():
         if (folder / f"{name}.json").exists():
             records = StudyRecords(into, name)
             records.absorb(StudyRecords(folder, name))
@@ -192,10 +193,13 @@ def run_record(part: StudyPart, run: PlannedRun, result: Result, rounds: int) ->
         "precision": result.info.get("precision"),
         "rounds": len(history),
         "ended": ended,
-        "last": _known({metric: last_value(history, metric) for metric in METRICS}),
+        "last": _known({metric: last_value(history, metric) for metric in _metrics(part)}),
         "mean_last": _known({metric: _mean_of_last(history, metric) for metric in METRICS}),
         "first": {key: _first(history, metric, value) for key, (metric, value) in _targets(part).items()},
     }
+    best = {c.metric for one in _parts_with_runs_of(part) for c in one.columns if c.kind == "best"}
+    if best:
+        record["best"] = _known({metric: _best(history, metric) for metric in sorted(best)})
     if not run.tuning:
         record["curve"] = _curve(history)
         climbed = {c.metric for one in _parts_with_runs_of(part) for c in one.columns if c.kind.endswith("_to_final")}
@@ -206,7 +210,18 @@ def run_record(part: StudyPart, run: PlannedRun, result: Result, rounds: int) ->
 
 def _parts_with_runs_of(part: StudyPart) -> list[StudyPart]:
     """Return the part, and all parts of all studies that show its runs."""
-    return [part, *(one for name in names() for one in load(name).parts if one.runs_of == part.key)]
+    return [part, *(one for name in all_names() for one in load(name).parts if one.runs_of == part.key)]
+
+
+def _metrics(part: StudyPart) -> list[str]:
+    """Return the metrics whose last values are kept: the usual ones, and those of the part's columns."""
+    columns = [column.metric for one in _parts_with_runs_of(part) for column in one.columns if column.kind != "given"]
+    return list(dict.fromkeys([*METRICS, *columns]))
+
+
+def _best(history: History, metric: str) -> float | None:
+    known = [v for record in history if (v := record.value(metric)) is not None and math.isfinite(v)]
+    return (min if is_loss(metric) else max)(known) if known else None
 
 
 def _targets(part: StudyPart) -> dict[str, tuple[str, float]]:

@@ -11,6 +11,7 @@ from typing import Any
 from ..seed_statistics import Ratio, ratio, spread
 from .record import RunRecord, StudyRecords
 from .study import ResultColumn, StudyPart
+from .verdict import Verdict
 
 _NOTHING = "–"
 NOT_RUN = "not run"
@@ -54,6 +55,8 @@ class ResultsTable:
         headings = ["method", "step size", "seeds", "rounds"]
         for column in self.part.columns:
             headings += [f"{column.heading}: published", "measured"] if self._published(column) else [column.heading]
+            if self._is_judged(column):
+                headings.append("verdict")
         return headings
 
     def rows(self) -> list[list[str]]:
@@ -67,7 +70,30 @@ class ResultsTable:
             if self._published(column):
                 cells.append(str(self.part.published.get(label, {}).get(column.key, _NOTHING)))
             cells.append(self._measured(column, label))
+            if self._is_judged(column):
+                cells.append(str(self.verdict(column, label) or _NOTHING))
         return cells
+
+    def _is_judged(self, column: ResultColumn) -> bool:
+        return self.part.agreement is not None and self._published(column)
+
+    def verdict(self, column: ResultColumn, label: str) -> Verdict | None:
+        """Return whether a measured value agrees with the published one; None if one of them is missing."""
+        published = self.part.published.get(label, {}).get(column.key)
+        if self.part.agreement is None or published is None:
+            return None
+        values = [v for v in self.values(column, label).values() if v is not None]
+        return self.part.agreement.judge(published, values, column.digits) if values else None
+
+    def verdicts(self) -> dict[tuple[str, str], Verdict]:
+        """Return all verdicts, by method and column."""
+        found = {(label, c.key): self.verdict(c, label) for label in self.part.labels for c in self.part.columns}
+        return {key: verdict for key, verdict in found.items() if verdict is not None}
+
+    @property
+    def seconds(self) -> float:
+        """The training time of all sessions."""
+        return sum(float(one["seconds"] or 0.0) for one in self.sessions)
 
     def _published(self, column: ResultColumn) -> bool:
         return any(column.key in row for row in self.part.published.values())
@@ -116,10 +142,11 @@ class ResultsTable:
     def markdown(self) -> str:
         """Return the tables as Markdown."""
         tables = [[self.headings(), *self.rows()], self.contrasts()]
-        return "\n".join(_markdown(table) for table in tables if table)
+        return "\n".join(markdown(table) for table in tables if table)
 
 
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; the first line holds the headings."""
     rule = ["---"] + ["---:"] * (len(lines[0]) - 1)
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (lines[0], rule, *lines[1:]))
 
@@ -135,8 +162,8 @@ def _value(column: ResultColumn, run: RunRecord, level: float | None) -> float |
     match column.kind:
         case "given":
             return _number(run["given"].get(column.key))
-        case "last" | "mean_last":
-            return _number(run[column.kind].get(column.metric))
+        case "last" | "mean_last" | "best":
+            return _number(run.get(column.kind, {}).get(column.metric))
         case "mean_quarter":
             points = zip(run["curve"]["round"], run["curve"].get(column.metric, ()), strict=False)
             late = [value for at, value in points if at > 0.75 * run["rounds"]]

@@ -13,16 +13,26 @@ from typing import Any, Literal, get_args
 from ...config.schema import CompareConfig, parse
 from ...config.text import parse_toml
 from ...core.history import METRICS
-from ...core.metric_names import is_loss
+from ...core.metric_functions import METRIC_CLASSES
+from ...core.metric_names import is_client_metric, is_loss
 from ...core.validation import suggest
+from .verdict import Agreement
 
 Kind = Literal[
-    "rounds_to", "megabytes_to", "last", "mean_last", "mean_quarter", "given", "rounds_to_final", "megabytes_to_final"
+    "rounds_to",
+    "megabytes_to",
+    "last",
+    "best",
+    "mean_last",
+    "mean_quarter",
+    "given",
+    "rounds_to_final",
+    "megabytes_to_final",
 ]
 """What a column shows of a run.
 
     rounds_to, megabytes_to: Rounds or megabytes until a metric reaches `value`.
-    last, mean_last: The last value of a metric; its mean over the last 100 rounds.
+    last, best, mean_last: The last value of a metric; its best value; its mean over the last 100 rounds.
     mean_quarter: The mean of a metric's curve over the last quarter of the rounds.
     given: A value that the record of a quadratic problem holds.
     rounds_to_final, megabytes_to_final: Rounds or megabytes until a run reaches the mean of method `of` over its last
@@ -49,8 +59,9 @@ class ResultColumn:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"Column {self.key}: 'kind' must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
-        if self.kind != "given" and self.metric not in METRICS:
-            raise ValueError(f"Column {self.key}: 'metric' must be one of {', '.join(METRICS)}, got {self.metric!r}")
+        known = (*METRICS, *(kind.name for kind in METRIC_CLASSES.values()))
+        if self.kind != "given" and self.metric not in known and not is_client_metric(self.metric):
+            raise ValueError(f"Column {self.key}: 'metric' must be one of {', '.join(known)}, got {self.metric!r}")
         if (self.kind in ("rounds_to", "megabytes_to")) != (self.value is not None):
             raise ValueError(f"Column {self.key}: 'value' must be given for what is to be reached, and only then")
         if self.kind.endswith("_to_final") != (self.of is not None):
@@ -93,6 +104,10 @@ class StudyPart:
     """Pairs (method, baseline) to contrast."""
     drawn: str | None = None
     """The metric of the figure (default: the target's)."""
+    agreement: Agreement | None = None
+    """When a measured value agrees with the published one; None for a table without verdicts."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """Why values of a method differ from the published ones, by method."""
 
     @property
     def key(self) -> str:
@@ -128,6 +143,8 @@ class PaperStudy:
     paper: str
     title: str
     parts: tuple[StudyPart, ...]
+    needs: Literal["cpu", "gpu"] = "cpu"
+    """Whether an exam is meant for any machine or for one with a GPU."""
 
     def part(self, name: str) -> StudyPart:
         """Return a part by name."""
@@ -166,24 +183,33 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatchcase(name.lower(), pattern.lower())
 
 
-def names() -> list[str]:
-    """Return the names of all studies."""
-    files = resources.files("fedmos.experiments.reproduce").joinpath("studies").iterdir()
+_PACKAGE = "fedmos.experiments.reproduce"
+
+
+def names(folder: Literal["studies", "exams"] = "studies") -> list[str]:
+    """Return the names of all studies: of the papers, or of the exams, which are tables that others published."""
+    files = resources.files(_PACKAGE).joinpath(folder).iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def all_names() -> list[str]:
+    """Return the names of the studies and the exams."""
+    return [*names("studies"), *names("exams")]
 
 
 @cache
 def load(name: str) -> PaperStudy:
-    """Return a study by name."""
-    if name not in names():
-        raise ValueError(f"The study must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
-    file = resources.files("fedmos.experiments.reproduce").joinpath(f"studies/{name}.toml")
-    return read(name, parse_toml(file.read_text("utf-8"), name))
+    """Return a study or exam by name."""
+    for folder in ("studies", "exams"):
+        file = resources.files(_PACKAGE).joinpath(f"{folder}/{name}.toml")
+        if name in all_names() and file.is_file():
+            return read(name, parse_toml(file.read_text("utf-8"), name))
+    raise ValueError(f"The study must be one of {', '.join(all_names())}, got {name!r}{suggest(name, all_names())}")
 
 
 def read(name: str, table: Mapping[str, Any]) -> PaperStudy:
     """Make a study from its table: `base` holds the fields that all parts share, `parts.NAME` those of one part."""
-    _check_fields(name, table, {"paper", "title", "kind", "base", "columns", "parts"})
+    _check_fields(name, table, {"paper", "title", "kind", "needs", "agreement", "base", "columns", "parts"})
     raw: dict[str, dict[str, Any]] = {}
     for part, own in table["parts"].items():
         where = f"{name}/{part}"
@@ -191,10 +217,12 @@ def read(name: str, table: Mapping[str, Any]) -> PaperStudy:
         start: Mapping[str, Any] = {"change": table.get("base", {}), "columns": table.get("columns", {})}
         raw[part] = merged(raw[own["like"]] if "like" in own else start, own)
     parts = tuple(_part(name, part, own, table) for part, own in raw.items())
-    return PaperStudy(name=name, paper=table["paper"], title=table["title"], parts=parts)
+    return PaperStudy(
+        name=name, paper=table["paper"], title=table["title"], parts=parts, needs=table.get("needs", "cpu")
+    )
 
 
-_PLAIN = ("title", "source", "note", "runs_of", "shows", "versus", "drawn")
+_PLAIN = ("title", "source", "note", "runs_of", "shows", "versus", "drawn", "why")
 
 
 def _part(study: str, name: str, own: Mapping[str, Any], table: Mapping[str, Any]) -> StudyPart:
@@ -212,6 +240,7 @@ def _part(study: str, name: str, own: Mapping[str, Any], table: Mapping[str, Any
         kind=table.get("kind", "comparison"),
         columns=tuple(ResultColumn(key=key, **fields) for key, fields in own["columns"].items()),
         published=own.get("published", {}),
+        agreement=Agreement(**table["agreement"]) if "agreement" in table else None,
         **plain,
     )
 
