@@ -13,9 +13,9 @@ from fedmos.leakage.membership import rank_test
 from helpers.command_line import command_line
 
 pytest.importorskip("dp_accounting")
-DATA = fm.datasets.load("digits").partition(fm.partition.IID(), clients=20, seed=0)
-CANARIES = fm.leakage.Canaries(20, references=200, copies=4)
-HOW = {"rounds": 25, "local_steps": 20, "batch_size": 16, "eval_every": 25, "device": "cpu"}
+DATA = fm.datasets.load("digits").partition(fm.partition.IID(), clients=50, seed=0).subset(range(10))
+CANARIES = fm.leakage.Canaries(10, references=200, copies=3)
+HOW = {"rounds": 15, "local_steps": 15, "batch_size": 10, "eval_every": 15, "device": "cpu"}
 
 
 def trained(privacy=None, seed: int = 0, **how) -> fm.Result:
@@ -28,22 +28,25 @@ def strong(noise: float = 30.0) -> fm.privacy.Gaussian:
     return fm.privacy.Gaussian(clip=0.02, noise_multiplier=noise, delta=1e-3)
 
 
-def test_planted_samples_are_found_without_privacy_only():
+def test_planted_and_training_samples_are_found_without_privacy_only():
     result = trained()
     plain = CANARIES.exposure(result, DATA)
-    assert plain.p_value < 1e-6
+    assert plain.p_value < 1e-4
     assert plain.mean > plain.expected + 1.5
     private = CANARIES.exposure(trained(strong()), DATA)
     assert private.p_value > 0.01
     assert private.mean < plain.expected + 1
-    never = fm.leakage.Canaries(20, references=200, copies=4, seed=7).exposure(result, DATA)
+    member = fm.leakage.membership(result, DATA)
+    assert member.auc > 0.55
+    assert member.p_value < 0.01
+    never = fm.leakage.Canaries(10, references=200, copies=3, seed=7).exposure(result, DATA)
     assert never.p_value > 0.01  # other samples, which nobody has
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_exposure_is_calibrated(seed):
-    assert CANARIES.exposure(trained(seed=seed), DATA).p_value < 1e-6
+    assert CANARIES.exposure(trained(seed=seed), DATA).p_value < 1e-4
     mechanisms = [strong(), fm.privacy.Local(0.02, 30.0, 1e-3), fm.privacy.MatrixFactorization(0.02, 60.0, 1e-3)]
     for privacy in mechanisms:
         assert CANARIES.exposure(trained(privacy, seed), DATA).p_value > 0.005
@@ -51,15 +54,15 @@ def test_exposure_is_calibrated(seed):
 
 def test_what_is_planted():
     planted = CANARIES.plant(DATA)
-    assert (planted.sizes - DATA.sizes).sum() == 20 * 4
-    assert (planted.sizes - DATA.sizes).max() == 4
+    assert (planted.sizes - DATA.sizes).sum() == 10 * 3
+    assert (planted.sizes - DATA.sizes).max() == 3
     assert torch.equal(planted.importance, DATA.importance)
     i = int((planted.sizes - DATA.sizes).argmax())
     (before, _), (x, y) = DATA.client(i), planted.client(i)
     assert torch.equal(x[: len(before)], before)
     (place,) = [j for j, v in enumerate(DATA.test[0]) if torch.equal(v, x[-1].to(v.dtype))]
     assert int(y[-1]) != int(DATA.test[1][place])
-    assert torch.equal(y[-4:], y[-1].expand(4))
+    assert torch.equal(y[-3:], y[-1].expand(3))
     assert CANARIES.plant(DATA).fingerprint() == planted.fingerprint()
 
 
@@ -78,19 +81,9 @@ def test_ranks():
     assert np.mean(np.array(values) < 0.1) == pytest.approx(0.1, abs=0.05)
 
 
-def test_training_samples_are_found_where_the_model_remembers_them():
-    few = DATA.subset(range(3))
-    result = fm.run(fm.models.mlp(features=64), few, fm.FedAvg(lr=0.2), fm.Full(), **HOW)
-    found = fm.leakage.membership(result, few)
-    assert found.auc > 0.54
-    assert found.p_value < 0.01
-    others = DATA.subset(range(3, 6))
-    assert fm.leakage.membership(result, others).p_value > 0.01
-
-
 def test_an_update_reveals_its_sample_without_privacy_only():
     given = (fm.models.logistic(features=64), DATA, fm.FedAvg(lr=0.1))
-    how = {"samples": 2, "iterations": 200, "device": "cpu"}
+    how = {"samples": 2, "iterations": 120, "device": "cpu"}
     plain = fm.leakage.gradient_inversion(*given, **how)
     assert plain.correlation > 0.95 > plain.others
     assert plain.samples.shape == plain.reconstructed.shape == (2, *DATA.x.shape[1:])
@@ -99,7 +92,19 @@ def test_an_update_reveals_its_sample_without_privacy_only():
         assert noisy.correlation < 0.6
 
 
+def test_frozen_parameters_and_other_dtypes():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 10))
+    model[1].requires_grad_(False)
+    how = {"iterations": 3, "device": "cpu", "dtype": torch.float64}
+    found = fm.leakage.gradient_inversion(model, DATA, fm.Scaffold(lr=0.1), **how)
+    assert found.reconstructed.shape == (1, 1, 8, 8)
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_mistakes():
+    words = fm.FederatedData.from_arrays([(torch.zeros(4, 2, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))])
+    with pytest.raises(ValueError, match="Cannot invert gradients because inputs are not numbers, or targets are not"):
+        fm.leakage.gradient_inversion(fm.models.mlp(features=2), words, fm.FedAvg(lr=0.1))
     with pytest.raises(ValueError, match="Cannot make 300 canaries and 256 references of 359 test samples; use fewer"):
         fm.leakage.Canaries(300).plant(DATA)
     with pytest.raises(ValueError, match="Canaries: 'copies' must be an integer ≥ 1, got 0"):

@@ -17,7 +17,7 @@ from helpers.distinguishing import DELTA, Constant, Still, lower_bound
 from helpers.gaussian_curve import exact_epsilon
 from helpers.private import CLIENTS, arguments, private
 
-SOME = [case for case in EACH_SENDING if case.name in ("FedAvg", "Scaffold", "Mime", "FedExP")]
+SOME = [case for case in EACH_SENDING if str(case) in ("Mime()", "FedExP(eps=0.1,average=True)")]
 
 
 def local(clip=0.05, noise: float = 1.0, **more) -> fm.privacy.Local:
@@ -49,14 +49,14 @@ def rows(algorithm: fm.Algorithm, privacy, rounds: int = 1, **changes) -> list[d
 
 
 def test_each_client_has_noise_of_its_own():
-    exact, noisy = (rows(fm.FedAvg(lr=LR), local(0.03, z), 20) for z in (0.0, 4.0))
+    exact, noisy = (rows(fm.FedAvg(lr=LR), local(0.03, z), 10) for z in (0.0, 4.0))
     assert np.linalg.norm(exact[0]["delta"], axis=-1).max() <= 0.03 * (1 + 1e-9)
     first = noisy[0]["delta"] - exact[0]["delta"]
     assert np.unique(first.round(12)).size == first.size  # no number twice
     noise = np.stack([v["delta"] for v in noisy]) / (4.0 * 0.03)  # (rounds, clients, D); updates are within ± 1/4
     assert noise.std() == pytest.approx(1.0, rel=0.1)
-    correlation = np.corrcoef(noise.reshape(20, CLIENTS, -1).swapaxes(0, 1).reshape(CLIENTS, -1))
-    assert np.abs(correlation - np.eye(CLIENTS)).max() < 0.3
+    correlation = np.corrcoef(noise.reshape(10, CLIENTS, -1).swapaxes(0, 1).reshape(CLIENTS, -1))
+    assert np.abs(correlation - np.eye(CLIENTS)).max() < 0.4
     assert stats.kstest(first.ravel() / (4.0 * 0.03), "norm").pvalue > 1e-3
 
 

@@ -18,7 +18,7 @@ from helpers.gaussian_curve import exact_epsilon
 from helpers.private import CLIENTS, Sums, arguments, gaussian, private
 
 CYCLIC = fm.Cyclic(m=3)  # three groups
-SOME = [case for case in EACH if case.name in ("FedAvg", "Scaffold", "Stem", "Mime", "FedExP")]
+SOME = [case for case in EACH if str(case) in ("Stem(a=0.6)", "Scaffold(server_lr=0.7,option=1)")]
 
 
 def correlated(clip=0.05, noise: float = 1.0, bands: int = 3, **more) -> fm.privacy.MatrixFactorization:
@@ -178,9 +178,9 @@ def test_every_algorithm(case, tmp_path):
     assert torch.equal(parts.params, whole.params)
 
 
-@pytest.mark.parametrize("algorithm", [fm.Scaffold(lr=LR), fm.Mime(lr=LR)], ids=str)
-def test_a_resumed_run_is_the_run(algorithm, tmp_path):
+def test_a_resumed_run_is_the_run(tmp_path):
     """Also one that is continued with more rounds: the size of the noise does not depend on their number."""
+    algorithm = fm.Mime(lr=LR)
     whole = run(algorithm, "loop", rounds=6)
     for rounds in (2, 6):
         parts = run(algorithm, "loop", rounds=rounds, out=tmp_path / "run", resume=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def gradient_inversion(
 
     Args:
         model: As in `fm.run`.
-        data: The federation. Targets are class labels, and inputs floating-point numbers after normalisation.
+        data: The federation. Targets are class labels, and the model gets floating-point inputs.
         algorithm: As in `fm.run`.
         client: The client.
         samples: The number of its samples.
@@ -66,7 +67,7 @@ def gradient_inversion(
         options: Other arguments of `fm.run`, for example `privacy`.
 
     Raises:
-        ValueError: If a value is out of range.
+        ValueError: If a value is out of range, inputs are not floating-point numbers, or targets are not class labels.
 
     Example:
         >>> found = fm.leakage.gradient_inversion(model, data, fm.FedAvg(lr=0.1), iterations=50)
@@ -78,6 +79,10 @@ def gradient_inversion(
     require("gradient_inversion", "client", client, integer)
     x, y = data.stored(client)
     x, y = x[:samples], y[:samples]
+    if y.ndim != 1 or y.is_floating_point() or not data.inputs(x).is_floating_point():
+        raise ValueError(
+            "Cannot invert gradients because inputs are not numbers, or targets are not one class label for each sample"
+        )
     alone = FederatedData.from_arrays([(x.numpy(), y.numpy())]).declare(normalize=data.normalize)
     given = {"rounds": 1, "local_steps": 1, "batch_size": len(y), "seed": seed} | options
     result = run(model, alone, algorithm, Full(), **given)
@@ -90,8 +95,10 @@ def gradient_inversion(
 
 def _search(model: nn.Module, trained: Tensor, shape: torch.Size, labels: Tensor, iterations: int, seed: int) -> Tensor:
     """Return inputs whose gradient at the model has the direction of its change."""
-    parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    change = trained - torch.cat([p.detach().flatten() for p in parameters.values()])
+    model = copy.deepcopy(model).eval()
+    parameters = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if p.requires_grad}
+    before = torch.cat([p.detach().flatten() for p in parameters.values()])
+    change = trained.to(before) - before
     guess = normal_numbers(stream(seed, 0, 0, Purpose.DIAGNOSTICS), shape.numel()).view(shape).to(change.dtype)
     guess.requires_grad_()
     optimizer = torch.optim.Adam([guess], lr=0.1)
