@@ -10,6 +10,7 @@ from unittest import mock
 
 from fedmos.config import schema as config
 from fedmos.experiments import compare as comparing
+from fedmos.experiments import executors
 from fedmos.experiments.progress import ComparisonObserver
 from fedmos.experiments.table import ComparisonTable
 
@@ -71,7 +72,7 @@ class InlineExecutor:
 
 def compare(given: config.CompareConfig, out: Path, observer: ComparisonObserver | None = None) -> ComparisonTable:
     """`compare` with one worker, which is this process."""
-    with mock.patch.object(comparing, "ProcessPoolExecutor", InlineExecutor):
+    with mock.patch.object(executors, "ProcessPoolExecutor", InlineExecutor):
         return comparing.compare(given, out, observer, workers=1)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .folders import free_folder
 from .interrupts import command_line, continue_with
-from .options import Overrides, Quiet
+from .options import On, Overrides, Quiet
 
 if TYPE_CHECKING:
     from ..config.schema import CompareConfig
@@ -41,6 +41,7 @@ def compare(
     configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="Methods, seeds and a target.")],
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for runs and report (default: runs/NAME, numbered).")] = None,
+    on: On = None,
     quiet: Quiet = False,
 ) -> None:
     """Train several methods over several seeds, and tabulate what each needs to reach the target.
@@ -48,11 +49,11 @@ def compare(
     Given the folder of a comparison that was interrupted, continues it.
     """
     folder = out or free_folder(Path("runs") / configuration.stem)
-    continue_with(lambda: command_line("compare", configuration, overrides=set_ or [], out=folder))
-    _compare(configuration, set_ or [], folder, quiet)
+    continue_with(lambda: command_line("compare", configuration, overrides=set_ or [], out=folder, on=on))
+    _compare(configuration, set_ or [], folder, quiet, on)
 
 
-def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool) -> None:
+def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool, on: str | None = None) -> None:
     from ..config.schema import CompareConfig, load
     from ..experiments.compare import compare
     from ..experiments.progress import observed
@@ -62,7 +63,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool) 
     began = perf_counter()
     shown = Console(quiet=True) if quiet else console
     with observed(shown, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
-        table = compare(settings, out, observer)
+        table = compare(settings, out, observer, on=on)
     seconds = perf_counter() - began
     console.print(_rich_table(settings, table))
     write_report(table, settings.title, out)

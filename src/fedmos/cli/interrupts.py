@@ -22,13 +22,17 @@ def continue_with(command: Callable[[], str]) -> None:
     _continue_with = command
 
 
-def command_line(*words: str | Path, overrides: Sequence[str] = (), out: Path | None = None) -> str:
+def command_line(
+    *words: str | Path, overrides: Sequence[str] = (), out: Path | None = None, on: str | None = None
+) -> str:
     """Return a command as it is typed into a shell."""
     given = ["fedmos", *map(str, words)]
     for override in overrides:
         given += ["--set", override]
     if out is not None:
         given += ["--out", str(out)]
+    if on is not None:
+        given += ["--on", on]
     return shlex.join(given)
 
 

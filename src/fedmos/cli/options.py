@@ -11,3 +11,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a field, e.g. --set algorithm.lr=0.05. Repeatable."),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CLUSTER",
+        help="Train the runs with Ray: 'ray' for a cluster on this machine, or ray://HOST:10001 (default: processes).",
+    ),
+]

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .interrupts import continue_with
-from .options import Quiet
+from .options import On, Quiet
 
 
 def reproduce(
@@ -22,6 +22,7 @@ def reproduce(
     budget: Annotated[float | None, typer.Option(help="Save and stop after so many seconds.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs and reports.")] = Path("runs/reproduction"),
     records: Annotated[Path | None, typer.Option(help="Folder for the records (default: the same).")] = None,
+    on: On = None,
     report: Annotated[bool, typer.Option(help="Whether to write report.html for each part.")] = True,
     list_: Annotated[bool, typer.Option("--list", help="Show every study and its parts.")] = False,
     quiet: Quiet = False,
@@ -57,7 +58,7 @@ def reproduce(
         )
         continue_with(lambda: "the same command")
         writer = write_report if report else None
-        run(name, out, records=records, part=part, options=options, budget=budget, report=writer, echo=_echo)
+        run(name, out, records=records, part=part, options=options, budget=budget, on=on, report=writer, echo=_echo)
 
 
 def _echo(line: str) -> None:

@@ -8,13 +8,11 @@ methods with the same algorithm are one program.
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-
-import torch
 
 from ..config.comparison import ALONE
 from ..config.schema import CompareConfig, Training, check_same, load
@@ -22,17 +20,22 @@ from ..run.result import Result
 from ..storage import RunFolder, toml
 from ..storage.files import replace_file
 from .comparison import Comparison, run_folder
+from .executors import TaskExecutor, check_where, make_executor
 from .progress import ComparisonObserver
-from .runner import PlannedRun, Runner, mergeable_methods, resolve_target
+from .runner import PlannedRun, Runner, mergeable_methods, resolve_target, runs_from_json
 from .table import ComparisonTable, write
-from .workers import ctrl_c_ignored, start_worker, stop_workers, stopped_by_parent
+from .workers import stopped_by_parent
 
 CONFIGURATION = "comparison.toml"
 """The name, in a comparison's folder, of its configuration."""
 
 
 def compare(
-    config: CompareConfig, out: Path, observer: ComparisonObserver | None = None, workers: int | None = None
+    config: CompareConfig,
+    out: Path,
+    observer: ComparisonObserver | None = None,
+    workers: int | None = None,
+    on: str | None = None,
 ) -> ComparisonTable:
     """Run every method for every seed, and write and return the table.
 
@@ -43,6 +46,8 @@ def compare(
         out: Folder for the runs and the table. A comparison that it holds already continues.
         observer: Is called as tuning and training of a method begin and end.
         workers: Number of processes (default: one per CPU core, or one if there is a GPU).
+        on: Where the runs are trained: None for processes of this machine, "ray" for a Ray cluster on this machine,
+            "ray://HOST:PORT" for another one. The results are the same.
 
     Raises:
         ConfigError: If the configuration is invalid, or `out` holds runs with other settings.
@@ -54,6 +59,8 @@ def compare(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("Cannot compare over several ranks because runs are compared side by side in one process")
+    if on is not None:
+        check_where(on)
     config.check()
     observer = observer or ComparisonObserver()
     if (out / CONFIGURATION).exists():
@@ -61,15 +68,8 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / CONFIGURATION, toml.dumps(config.kept()).encode())
     (out / "table.json").unlink(missing_ok=True)  # its presence marks a complete comparison
-    workers = workers or (os.cpu_count() or 1 if not torch.cuda.is_available() else 1)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker) as pool:
-        try:
-            results = Comparison(config, _PoolTrainer(config, out, pool, workers, observer), observer).results()
-        except BaseException:
-            stop_workers()
-            pool.shutdown(cancel_futures=True)
-            raise
+    with make_executor(on, config.device, workers) as executor:
+        results = Comparison(config, _ExecutorTrainer(config, out, executor, observer), observer).results()
     target = resolve_target(config, results)
     table = ComparisonTable(metric=config.metric, target=target, baseline=config.reference, results=results)
     write(table, out)
@@ -101,18 +101,15 @@ def _check_same(before: CompareConfig, config: CompareConfig, out: Path) -> None
     check_same(f"the comparison in {out}", old, new)
 
 
-class _PoolTrainer:
-    """Trains the runs of a configuration in the processes of a pool, each in its folder."""
+class _ExecutorTrainer:
+    """Trains the runs of a configuration as tasks of an executor, each run in its folder."""
 
-    def __init__(
-        self, config: CompareConfig, out: Path, pool: ProcessPoolExecutor, workers: int, observer: ComparisonObserver
-    ) -> None:
-        self._out, self._config, self._pool, self._observer = out, config, pool, observer
-        self._text = config.model_dump_json()
-        parallel = workers > 1  # then every method is a task of its own
+    def __init__(self, config: CompareConfig, out: Path, executor: TaskExecutor, observer: ComparisonObserver) -> None:
+        self._out, self._config, self._executor, self._observer = out, config, executor, observer
+        parallel = executor.workers > 1  # then every method is a task of its own
         groups = [[method] for method in config.methods] if parallel else mergeable_methods(config.methods)
         self.groups = [[method.label for method in group] for group in groups]
-        self._tasks_per_group = -(workers // -len(groups))
+        self._tasks_per_group = -(executor.workers // -len(groups))
         self._started: dict[PlannedRun, Future[int]] = {}
 
     def start(self, runs: Sequence[PlannedRun]) -> None:
@@ -121,8 +118,8 @@ class _PoolTrainer:
         width = max(1, -(len(new) // -self._tasks_per_group))
         for i in range(0, len(new), width):
             task = new[i : i + width]
-            with ctrl_c_ignored():  # by the process that this may start: its parent tells it when to stop
-                future = self._pool.submit(_train, self._text, task, str(self._out))
+            given = json.dumps({"config": self._config.model_dump_json(), "runs": task})
+            future = self._executor.submit(train_runs, given, self.folders(task))
             future.add_done_callback(self._count)
             self._started |= dict.fromkeys(task, future)
 
@@ -142,10 +139,17 @@ class _PoolTrainer:
         return [run_folder(self._config, run, self._out) for run in runs]
 
 
-def _train(text: str, runs: list[PlannedRun], out: str) -> int:
-    """Train runs in a worker process and return the number of rounds; `text` is the configuration as JSON."""
-    config = CompareConfig.model_validate_json(text)
-    runner = Runner(config, lambda run: RunFolder(run_folder(config, run, Path(out)), light=config.light))
+def train_runs(given: str, folders: list[Path]) -> int:
+    """Train runs in a worker process, each in its folder, and return the number of rounds.
+
+    Args:
+        given: The configuration and the runs, as JSON.
+        folders: The folders of the runs, in order.
+    """
+    table = json.loads(given)
+    config, runs = CompareConfig.model_validate_json(table["config"]), runs_from_json(table["runs"])
+    folder_of = dict(zip(runs, folders, strict=True))
+    runner = Runner(config, lambda run: RunFolder(folder_of[run], light=config.light))
     with stopped_by_parent():
         runner.train(runs)
     return runner.rounds_trained

@@ -45,6 +45,14 @@ class PlannedRun(NamedTuple):
         return dict(self.values)["lr"]
 
 
+def runs_from_json(rows: Sequence[Sequence[Any]]) -> list[PlannedRun]:
+    """Return runs that were written as JSON, where tuples are lists."""
+    return [
+        PlannedRun(label, tuple((name, value) for name, value in values), seed, tuning)
+        for label, values, seed, tuning in rows
+    ]
+
+
 class PlannedMethod(NamedTuple):
     """A row of the table: a method and the values that its runs have."""
 

@@ -16,9 +16,10 @@ from fedmos.config import comparison
 from fedmos.config.schema import DataConfig, Training
 from fedmos.data.federated import Normalize
 from fedmos.experiments.reproduce import command, study
+from fedmos.experiments.reproduce.groups import Deadline, LocalGroups
 from fedmos.experiments.reproduce.record import StudyRecords, fingerprint
 from fedmos.experiments.reproduce.results_table import NOT_RUN, ResultsTable
-from fedmos.experiments.reproduce.train import Deadline, PartTrainer, ReproduceOptions
+from fedmos.experiments.reproduce.train import PartTrainer, ReproduceOptions
 from fedmos.experiments.runner import PlannedRun
 from fedmos.experiments.tune import penalty
 from fedmos.report import reproduction_pages as pages
@@ -142,7 +143,7 @@ def test_methods_that_only_some_parts_have(tmp_path, monkeypatch):
     def train(part, options, *others):
         trained.append((part.name, study.fitting(options.methods, part.labels)))
 
-    monkeypatch.setitem(command._TRAINERS, "quadratic", train)
+    monkeypatch.setattr(command.quadratic, "train", train)
     arguments = ["reproduce", "poc-quadratic", "--methods", "pow-d (d=6),pow-d (d=2*", "--out", str(tmp_path)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
@@ -251,7 +252,8 @@ def test_a_step_size_that_diverged_is_no_choice_even_if_it_reached_the_target(tm
     part = study.by_key("fedmos-table1/mnist-tuned")
     config = ReproduceOptions().configuration(part)
     config = config.model_copy(update={"tune": config.tune.model_copy(update={"by": "final"})})
-    trainer = PartTrainer(part, config, tmp_path, StudyRecords(tmp_path, part.study), Deadline(), print)
+    runner = LocalGroups(config, tmp_path, Deadline())
+    trainer = PartTrainer(part, config, StudyRecords(tmp_path, part.study), Deadline(), print, runner)
     run = {"first": {study.target_key(config.metric, config.level): [40, 1.0]}, "last": {config.metric: 0.97}}
     planned = PlannedRun("FedAvg", (("lr", 0.1),), 0, tuning=True)
 

@@ -8,9 +8,10 @@ import pytest
 
 import fedmos as fm
 from fedmos.experiments.reproduce import quadratic, study
+from fedmos.experiments.reproduce.groups import Deadline
 from fedmos.experiments.reproduce.record import StudyRecords, fingerprint, merge, run_folder
 from fedmos.experiments.reproduce.results_table import ResultsTable
-from fedmos.experiments.reproduce.train import Deadline, ReproduceOptions, train
+from fedmos.experiments.reproduce.train import ReproduceOptions, train
 from fedmos.experiments.runner import PlannedRun
 
 DOCS = Path(__file__).parents[3] / "docs" / "reproduction"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from ...core.validation import positive, require
+from ..executors import make_executor
 from . import quadratic, train
+from .groups import Deadline
 from .record import StudyRecords
 from .results_table import ResultsTable
 from .study import StudyPart, fitting, load, matching, names
-from .train import Deadline, Echo, ReproduceOptions
-
-_TRAINERS = {"comparison": train.train, "quadratic": quadratic.train}
+from .train import Echo, ReproduceOptions
 
 PartReport = Callable[[StudyPart, ReproduceOptions, StudyRecords, Path], object]
 """Is called for a comparison that has been trained, with the folder of its runs."""
@@ -37,6 +39,7 @@ def reproduce(
     part: str | None = None,
     options: ReproduceOptions | None = None,
     budget: float | None = None,
+    on: str | None = None,
     report: PartReport | None = None,
     echo: Echo = print,
 ) -> bool:
@@ -51,6 +54,8 @@ def reproduce(
         part: Names or patterns of parts, separated by commas (default: all).
         options: Which runs to train, and how.
         budget: After so many seconds, runs are saved and the function returns; a later call continues them.
+        on: Where runs are trained: None for this process, "ray" for a Ray cluster on this machine, "ray://HOST:PORT"
+            for another one.
         report: Is called for every comparison that has been trained.
         echo: Prints a line.
 
@@ -66,15 +71,20 @@ def reproduce(
     folder, parts = records or out, study.chosen(part)
     sources = _sources_of_runs(parts)
     matching(options.methods, list(dict.fromkeys(label for one in sources for label in one.labels)), "--methods")
-    for source in sources:
-        if not fitting(options.methods, source.labels):
-            continue
-        study_records, runs = StudyRecords(folder, source.study), out / source.study / source.name
-        _TRAINERS[source.kind](source, options, runs, study_records, deadline, echo)
-        if deadline.passed:
-            break
-        if report is not None and source.kind == "comparison":
-            report(source, options, study_records, runs)
+    with nullcontext() if on is None else make_executor(on, options.device) as executor:
+        trainers: dict[str, Callable[..., None]] = {
+            "comparison": partial(train.train, executor=executor),
+            "quadratic": quadratic.train,
+        }
+        for source in sources:
+            if not fitting(options.methods, source.labels):
+                continue
+            study_records, runs = StudyRecords(folder, source.study), out / source.study / source.name
+            trainers[source.kind](source, options, runs, study_records, deadline, echo)
+            if deadline.passed:
+                break
+            if report is not None and source.kind == "comparison":
+                report(source, options, study_records, runs)
     for one in parts:
         echo(_printed(ResultsTable.of(one, folder)))
     if deadline.passed:

@@ -17,9 +17,10 @@ from ...run.api import run
 from ...run.result import Result
 from ...selection.selector import Selector
 from ..runner import PlannedRun
+from .groups import Deadline, hardware
 from .record import RunRecord, StudyRecords, fingerprint, run_folder
 from .study import StudyPart, fitting
-from .train import Deadline, Echo, ReproduceOptions, session
+from .train import Echo, ReproduceOptions, session
 
 _POINTS = 200
 """Points of a curve."""
@@ -46,7 +47,8 @@ def train(
             result = _train(part, planned, selector, rounds, out, deadline)
             records.add(part, [_record(part, planned, result, selector, rounds)])
             seconds = time.perf_counter() - began
-            records.sessions(part).append(session(seconds, [planned], len(result.history), result.info))
+            machine = hardware(str(result.info.get("device", "cpu")))
+            records.sessions(part).append(session(seconds, [planned], len(result.history), result.info, machine))
             records.write()
             if result.interrupted and not deadline.passed:  # the user pressed Ctrl-C
                 raise KeyboardInterrupt

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import gc
-import math
-import os
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...config.fields import FinalOf
 from ...config.schema import CompareConfig, Method, Tuning
-from ...core.callback import Callback
-from ...core.history import Record
-from ...run.preflight import find_device
+from ..executors import TaskExecutor
 from ..runner import (
     PlannedRun,
-    Runner,
     Values,
-    mergeable_methods,
     own_values,
     rounds_of,
     tuning_runs,
@@ -32,10 +22,10 @@ from ..runner import (
 )
 from ..seed_statistics import GridTrial
 from ..tune import choose
-from .record import RunRecord, StudyRecords, run_folder, run_record
+from .groups import Deadline, ExecutorGroups, GroupRunner, LocalGroups
+from .record import RunRecord, StudyRecords, run_record
 from .study import StudyPart, fitting, target_key
 
-_CHECKPOINT_EVERY = "2min"
 Echo = Callable[[str], None]
 
 
@@ -65,26 +55,23 @@ class ReproduceOptions:
         return config.model_copy(update={"methods": methods, "seeds": config.seeds[: self.seeds]})
 
 
-class Deadline(Callback):
-    """Interrupts runs, which are saved, once `seconds` have passed since its creation."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._end = math.inf if seconds is None else time.monotonic() + seconds
-
-    @property
-    def passed(self) -> bool:
-        return time.monotonic() > self._end
-
-    def on_round(self, record: Record) -> None:
-        if self.passed:
-            raise KeyboardInterrupt
-
-
 def train(
-    part: StudyPart, options: ReproduceOptions, out: Path, records: StudyRecords, deadline: Deadline, echo: Echo
+    part: StudyPart,
+    options: ReproduceOptions,
+    out: Path,
+    records: StudyRecords,
+    deadline: Deadline,
+    echo: Echo,
+    executor: TaskExecutor | None = None,
 ) -> None:
-    """Train the runs of a part that the records lack, and add them to the records."""
-    PartTrainer(part, options.configuration(part), out, records, deadline, echo, options.progress).train()
+    """Train the runs of a part that the records lack, here or by an executor, and add them to the records."""
+    config = options.configuration(part)
+    runner: GroupRunner = (
+        LocalGroups(config, out, deadline, options.progress)
+        if executor is None
+        else ExecutorGroups(config, out, deadline, executor)
+    )
+    PartTrainer(part, config, records, deadline, echo, runner).train()
 
 
 class PartTrainer:
@@ -94,24 +81,19 @@ class PartTrainer:
         self,
         part: StudyPart,
         config: CompareConfig,
-        out: Path,
         records: StudyRecords,
         deadline: Deadline,
         echo: Echo,
-        progress: bool | None = None,
+        runner: GroupRunner,
     ) -> None:
         if any(method.grid for method in config.methods):
             raise ValueError(f"{part.key}: 'methods.grid' must be left out because records keep the step size only")
         self._part, self._config = part, config
-        self._records, self._deadline, self._echo = records, deadline, echo
-        folder = partial(run_folder, out=out)
-        self._runner = Runner(
-            config, folder, checkpoint_every=_CHECKPOINT_EVERY, callbacks=[deadline], progress=progress
-        )
+        self._records, self._deadline, self._echo, self._runner = records, deadline, echo, runner
 
     def train(self) -> None:
         """Train until everything is done or the deadline has passed."""
-        for methods in mergeable_methods(self._config.methods):
+        for methods in self._runner.groups(self._config.methods):
             values = self._values(methods)
             if values is None:
                 return
@@ -157,7 +139,13 @@ class PartTrainer:
         added = [run_record(self._part, run, result, rounds) for run, result in zip(todo, results, strict=True)]
         self._records.add(self._part, added)
         self._records.sessions(self._part).append(
-            session(time.perf_counter() - began, todo, max(record["rounds"] for record in added), results[0].info)
+            session(
+                time.perf_counter() - began,
+                todo,
+                max(record["rounds"] for record in added),
+                results[0].info,
+                self._runner.hardware(str(results[0].info.get("device", "cpu"))),
+            )
         )
         self._records.write()
         del results
@@ -196,11 +184,13 @@ def _describe(runs: Sequence[PlannedRun]) -> str:
     return ", ".join(labels) + (f" ({len(runs)} {what} side by side)" if len(runs) > 1 else "")
 
 
-def session(seconds: float, runs: Sequence[PlannedRun], rounds: int, info: Mapping[str, Any]) -> dict[str, Any]:
+def session(
+    seconds: float, runs: Sequence[PlannedRun], rounds: int, info: Mapping[str, Any], hardware: str
+) -> dict[str, Any]:
     """Return the record of a training session: when, on which hardware and how long."""
     return {
         "when": time.strftime("%Y-%m-%d"),
-        "hardware": hardware(str(info.get("device", "cpu"))),
+        "hardware": hardware,
         "torch": info["versions"]["torch"],
         "precision": info.get("precision") or info.get("dtype"),
         "seconds": round(seconds, 1),
@@ -208,11 +198,3 @@ def session(seconds: float, runs: Sequence[PlannedRun], rounds: int, info: Mappi
         "rounds": rounds,
         "methods": list(dict.fromkeys(run.label for run in runs)),
     }
-
-
-def hardware(device: str) -> str:
-    """Return the name of a device, e.g. of a GPU."""
-    found = find_device(device)
-    if found.type == "cuda":
-        return torch.cuda.get_device_name(found)
-    return f"{os.cpu_count()} CPU cores ({platform.machine()})"
