@@ -46,6 +46,7 @@ def fingerprint(part: StudyPart, label: str, lr: float) -> str:
     method = next(m for m in table["methods"] if m["label"] == label)
     given = {key: value for key, value in table.items() if key not in _NOT_HASHED}
     given |= {"algorithm": dict(method.get("algorithm", {})) | {"lr": lr}, "selection": method["selection"]}
+    given |= {"personal": method["personal"]} if "personal" in method else {}
     text = json.dumps(given, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -200,6 +201,8 @@ def run_record(part: StudyPart, run: PlannedRun, result: Result, rounds: int) ->
     best = {c.metric for one in _parts_with_runs_of(part) for c in one.columns if c.kind == "best"}
     if best:
         record["best"] = _known({metric: _best(history, metric) for metric in sorted(best)})
+    if clients := _clients(history):
+        record["clients"] = clients
     if not run.tuning:
         record["curve"] = _curve(history)
         climbed = {c.metric for one in _parts_with_runs_of(part) for c in one.columns if c.kind.endswith("_to_final")}
@@ -236,6 +239,18 @@ def _first(history: History, metric: str, value: float) -> list[float] | None:
     """Return [round, megabytes] at which a value was reached; None if it never was."""
     record = history.first(metric, value)
     return None if record is None else [record.round, _short(history.bytes_until(record) / 1e6)]
+
+
+def _clients(history: History) -> dict[str, float]:
+    """Return the best and the last accuracy over all test samples of clients, under their own models if they have any.
+
+    Empty where clients were not evaluated.
+    """
+    for kind in ("personal", "client"):
+        values = [r.value(f"{kind}_accuracy_weighted") for r in history]
+        if known := [v for v in values if v is not None and math.isfinite(v)]:
+            return {"best": _short(max(known)), "last": _short(known[-1])}
+    return {}
 
 
 def _mean_of_last(history: History, metric: str) -> float | None:

@@ -164,6 +164,8 @@ def _value(column: ResultColumn, run: RunRecord, level: float | None) -> float |
             return _number(run["given"].get(column.key))
         case "last" | "mean_last" | "best":
             return _number(run.get(column.kind, {}).get(column.metric))
+        case "best_clients":
+            return _number(run.get("clients", {}).get("best"))
         case "mean_quarter":
             points = zip(run["curve"]["round"], run["curve"].get(column.metric, ()), strict=False)
             late = [value for at, value in points if at > 0.75 * run["rounds"]]

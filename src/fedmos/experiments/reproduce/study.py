@@ -25,6 +25,7 @@ Kind = Literal[
     "best",
     "mean_last",
     "mean_quarter",
+    "best_clients",
     "given",
     "rounds_to_final",
     "megabytes_to_final",
@@ -34,6 +35,7 @@ Kind = Literal[
     rounds_to, megabytes_to: Rounds or megabytes until a metric reaches `value`.
     last, best, mean_last: The last value of a metric; its best value; its mean over the last 100 rounds.
     mean_quarter: The mean of a metric's curve over the last quarter of the rounds.
+    best_clients: The best accuracy of clients on their own test samples, over all samples, under the models they use.
     given: A value that the record of a quadratic problem holds.
     rounds_to_final, megabytes_to_final: Rounds or megabytes until a run reaches the mean of method `of` over its last
         100 rounds.
