@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[f
 from flwr.app import Array, ArrayRecord, Message
 
 from fedmos.flower import Deploy, client_app, manifest, server, wire
+from fedmos.flower.client_runtime import ClientRuntime
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.releases import Releases
 from fedmos.flower.server import serve
@@ -25,6 +26,7 @@ from helpers.flower_runs import BAD, CLIENTS, EVERYONE, arguments, assert_same, 
 from helpers.private import gaussian
 
 MORE = pytest.mark.extended
+JOB = {"lr": 0.1, "N": 6, "S": 3, "W": 1.0, "p": 1 / 6, "last": -1, "width": 0, "keep": False}
 
 
 @pytest.fixture
@@ -318,6 +320,23 @@ def test_messages_tell_a_client_nothing_about_the_others(deployed):
 def test_what_reveals_more_is_refused(deployed, changes, deploy, sentence):
     with pytest.raises(ValueError, match=sentence):
         deployed(private(**changes), **deploy)
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked"),
+    [
+        (wire.LOSSES, {"batch": False, "keep": False}),
+        (wire.GRADIENTS, {"keep": False}),
+        (wire.EVALUATE, {}),
+        (wire.UPLOAD, {"reports": ""}),
+        (wire.TRAIN, JOB | {"reports": "loss"}),
+    ],
+    ids=str,
+)
+def test_a_client_answers_nothing_else(tmp_path, kind, asked):
+    client = ClientRuntime(Deployment.of(private()), "0", str(tmp_path), None)
+    with pytest.raises(wire.RefusedError, match="this client's configuration has privacy: it sends clipped uploads"):
+        client.handle(kind, wire.compose({"run": "0" * 32, "round": 0, "client": 0} | asked))
 
 
 def test_a_client_with_another_bound_is_not_accepted(deployed, caplog):

@@ -29,13 +29,11 @@ from ..engine.declaration import Declaration
 from ..engine.job import JobResult
 from ..engine.reports import AT_START, extra_reports, update_norm
 from ..engine.secure_sums import secure_rule
-from ..engine.task import Task
 from ..engine.work_queue import read_values
-from ..evaluation.measurable import measurable
-from ..evaluation.metrics import Evaluator
 from ..run.backends import BackendSetting
 from . import wire
 from .coded_messages import CodedMessages, HeldVectors
+from .evaluator import DeploymentEvaluator
 from .norm_bound import AdaptiveNormBound
 from .private_uploads import UploadClipping
 from .reply_collector import Replies, ReplyCollector
@@ -64,7 +62,7 @@ class FlowerBackend:
         self._held = HeldVectors(self._coded, self.clients)
         self.clock = None
         self.policy = UpdatePolicy(check_each=True, drop=True)
-        self.evaluator = _DeploymentEvaluator(self._task, self._train_metrics if reply_policy.train_metrics else None)
+        self.evaluator = DeploymentEvaluator(self._task, self._train_metrics if reply_policy.train_metrics else None)
         self._round = -1
         self._has_model: set[int] = set()
         """Clients that have received this round's x."""
@@ -329,23 +327,3 @@ def _reported(name: str, numbers: Vectors, uploads: Vectors) -> float:
     if name in numbers or name in uploads:
         return float(numbers[name] if name in numbers else uploads[name])
     return float(update_norm({key: v[None] for key, v in uploads.items()})) if uploads else float("nan")
-
-
-class _DeploymentEvaluator(Evaluator):
-    """Evaluates on the server's test set and, with `ask`, on the clients' training data."""
-
-    def __init__(self, task: Task, ask: Callable[[Tensor, list[str]], Tensor] | None) -> None:
-        super().__init__([task], train=False)
-        self._ask = ask
-        self._asked = [] if ask is None else [name for name in measurable(task) if name.startswith("train_")]
-        self.names = self._asked + self.names
-
-    def client_accuracy(self, x: Tensor) -> None:
-        """Return None: the server cannot read the clients' data."""
-
-    def __call__(self, xs: Tensor) -> Tensor:
-        tested = super().__call__(xs)
-        if self._ask is None:
-            return tested
-        trained = torch.stack([self._ask(x, self._asked).to(tested.device) for x in xs])
-        return torch.cat([trained, tested], dim=1)

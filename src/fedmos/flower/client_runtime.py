@@ -99,7 +99,7 @@ class ClientRuntime:
         if not RUN_ID.fullmatch(header["run"]) or not 0 <= header["round"] < _MAX_ROUND:
             raise wire.RefusedError(f"there is no round {header['round']} of run {format_value(header['run'])}")
         with arithmetic(self.model.precision):
-            self._check_kind(kind)
+            self._check_kind(kind, header)
             if kind in (wire.PREPARE, wire.TRAIN, wire.REPORT, wire.KEYS):
                 payload = self._run_phase(kind, header, content)
             elif kind in (wire.SHARES, wire.MASKED, wire.UNMASK):
@@ -111,8 +111,13 @@ class ClientRuntime:
         vectors = wire.pack(payload.vectors, self._deployment.deploy.compress)
         return wire.compose(reply, vectors, wire.pack(payload.numbers))
 
-    def _check_kind(self, kind: str) -> None:
-        """Refuse requests for vectors without masks under secure aggregation, and others without it."""
+    def _check_kind(self, kind: str, header: Mapping[str, Any]) -> None:
+        """Refuse requests for more than clipped uploads under privacy, or than masked ones by secure aggregation."""
+        trains = kind in (wire.PREPARE, wire.TRAIN, wire.KEYS, wire.SHARES, wire.MASKED, wire.UNMASK)
+        if self._deployment.spec.privacy is not None and (not trains or header.get("reports")):
+            raise wire.RefusedError(
+                "this client's configuration has privacy: it sends clipped uploads and nothing else"
+            )
         masked = kind in (wire.KEYS, wire.SHARES, wire.MASKED, wire.UNMASK)
         plain = kind in (wire.PREPARE, wire.TRAIN, wire.REPORT, wire.UPLOAD, wire.GRADIENTS)
         if plain and self._rule is not None:
