@@ -58,6 +58,7 @@ SHARED = {
     "downlink": {"downlink": fm.codecs.Float16()},
     "privacy": {"privacy": fm.privacy.Gaussian(clip=1.0, noise_multiplier=1.0, delta=1e-3)},
     "aggregation": {"aggregation": fm.aggregation.Secure()},
+    "personal": {"personal": ["*bias"]},
     "seed": {"seed": 1},
     "dtype": {"dtype": torch.float64},
     "precision": {"precision": "bf16"},
