@@ -15,6 +15,7 @@ import fedmos as fm
 from fedmos.config import schema as config
 from fedmos.run.run import Run
 from helpers.configs import RUN
+from helpers.conformance import EACH
 
 EVERYTHING = fm.EvaluateClients(every=2, finetune_steps=3)
 
@@ -133,6 +134,17 @@ def test_engines_agree(run, more):
     assert loop.client_evaluation.values.keys() == batched.client_evaluation.values.keys()
     for name, values in loop.client_evaluation.values.items():
         assert torch.allclose(values, batched.client_score(name), atol=1e-10, equal_nan=True)
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("case", EACH, ids=str)
+def test_engines_agree_for_every_algorithm(run, case):
+    more = {"algorithm": case.make(), "dtype": torch.float64, "rounds": 3}
+    loop, batched = (run(engine=e, **more) for e in ("loop", "batched"))
+    personal = type(case.make()).personal is not fm.Algorithm.personal
+    assert ("personal_accuracy" in loop.client_evaluation.values) == personal
+    for name, values in loop.client_evaluation.values.items():
+        assert torch.allclose(values, batched.client_score(name), atol=1e-9, equal_nan=True)
 
 
 def test_merged_runs_measure_what_they_measure_alone(run, tested):

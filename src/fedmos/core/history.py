@@ -151,9 +151,18 @@ class History:
 
     @property
     def metric_names(self) -> list[str]:
-        """The names of the metrics beside `METRICS`, over all rounds; of those over clients, means and worst tenths."""
+        """The names of the metrics to show beside `METRICS`, over all rounds.
+
+        Of those over clients, means and worst tenths, and losses only without accuracies.
+        """
         own = [name for name in CLIENT_METRICS if any(getattr(record, name) is not None for record in self._records)]
-        return [*self._user_metrics, *own, *(name for name in self._client_metrics if not _is_detail(name))]
+        more = [name for name in self._client_metrics if not _is_detail(name)]
+        return [*self._user_metrics, *own, *(name for name in more if not (own and "_loss" in name))]
+
+    @property
+    def known_metrics(self) -> list[str]:
+        """The names of all metrics that a round can have, over all rounds."""
+        return list(dict.fromkeys([*METRICS, *self.metric_names, *self._client_metrics]))
 
     @property
     def _user_metrics(self) -> list[str]:
@@ -193,8 +202,8 @@ class History:
         Raises:
             ValueError: If there is no such metric.
         """
-        known = (*METRICS, *self.metric_names)
-        if metric not in known and metric not in self._client_metrics:
+        known = self.known_metrics
+        if metric not in known:
             raise ValueError(f"'metric' must be one of {', '.join(known)}, got {metric!r}{suggest(metric, known)}")
         return next((r for r in self if reached(metric, r.value(metric), target)), None)
 

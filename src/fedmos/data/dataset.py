@@ -142,7 +142,7 @@ class Dataset:
             FederatedData(20 clients, 1438 samples)
             >>> data = digits.partition(fm.partition.IID(), clients=20, holdout=0.2)
             >>> data, data.tests
-            (FederatedData(20 clients, 1151 samples), ClientTests(20 clients, 287 samples))
+            (FederatedData(20 clients, 1158 samples), ClientTests(20 clients, 280 samples))
         """
         split, tested = self._held_out(self._split(scheme, clients, seed), holdout, int(seed))
         names = None

@@ -282,7 +282,7 @@ def _measured(results: list[MethodResult]) -> str:
 
 def check_measured(results: Sequence[MethodResult], metric: str, option: str) -> None:
     """Refuse a metric that no run has measured; `option` names it in the error."""
-    own = (name for result in results for history in result.runs.values() for name in history.metric_names)
+    own = (name for result in results for history in result.runs.values() for name in history.known_metrics)
     known = list(dict.fromkeys([*METRICS, *own]))
     if metric not in known:
         raise ValueError(
