@@ -169,7 +169,7 @@ def start_clients(state: FederatedState, sampled: SampledCohort, arrivals: Arriv
     queue, here, t = arrivals.queue, asynchronous(state), state.t
     arrivals.short = False
     while len(queue.flights) < here.buffer.concurrency:
-        drawn = state.sampler.draw_one(t, queue.starts, queue.busy, sampled)
+        drawn = here.sampler.draw_one(t, queue.starts, queue.busy, sampled)
         if drawn is None:
             arrivals.short = True
             return
@@ -192,7 +192,8 @@ def _check_losses(state: FederatedState, losses: int) -> None:
 
 def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals) -> SampledCohort:
     """Return the updates of the server step as a cohort, with weights by age."""
-    buffer, taken = asynchronous(state).buffer, arrivals.taken
+    here, taken = asynchronous(state), arrivals.taken
+    buffer = here.buffer
     weights = [flight.weight / buffer.size * buffer.factor(state.t - flight.round) for flight in taken]
     return replace(
         sampled,
@@ -201,7 +202,7 @@ def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arriv
             torch.tensor(weights, dtype=torch.float64),
             state.task.data,
         ),
-        available=state.sampler.count_available(state.t),
+        available=here.sampler.count_available(state.t),
         rounds=torch.tensor([flight.round for flight in taken], dtype=torch.int64),
         queue=arrivals.queue,
     )

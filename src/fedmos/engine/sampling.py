@@ -84,46 +84,17 @@ class CohortSampler:
         view = self._view(t, x, sampled, unresponsive)
         if sampled.available == 0:
             return sampled
-        sampled.cohort = self._selected(view)
+        ids, weights = self._selected(view)
+        (sampled.cohort,) = self._cohorts(as_array(ids)[None], as_array(weights)[None], view)
         return sampled
 
-    def _selected(self, view: View) -> Cohort:
-        """Return the cohort that the selector draws from the view."""
+    def _selected(self, view: View) -> tuple[Any, Any]:
+        """Return the clients that the selector draws from the view, and their weights."""
         chosen = self._select(view, self.selector.select)
         if not isinstance(chosen, tuple | list) or len(chosen) != 2:
             owner = f"{type(self.selector).__name__}: 'select' must return"
             raise ValueError(f"{owner} client numbers and their weights, got {format_value(chosen)}")
-        (cohort,) = self._cohorts(as_array(chosen[0])[None], as_array(chosen[1])[None], view)
-        return cohort
-
-    def draw_one(self, t: int, start: int, busy: Tensor, sampled: SampledCohort) -> tuple[int, float] | None:
-        """Draw the client that starts next in an asynchronous run, with its weight; None if no client can start.
-
-        Args:
-            t: The round.
-            start: The number of clients that have started before in the run.
-            busy: The clients that cannot start.
-            sampled: Receives the selector's state.
-        """
-        view = self._view(t, torch.empty(0), sampled, busy)
-        if sampled.available == 0:
-            return None
-        view.start, view.ask_losses, view.ask_gradients = start, self._refuse_probe, self._refuse_probe
-        drawn = self._selected(view)
-        if len(drawn.ids) > 1:
-            owner = f"{type(self.selector).__name__}: 'select' must return"
-            raise ValueError(f"{owner} one client where {self.selector.cohort_field} = 1, got {len(drawn.ids)}")
-        return (int(drawn.ids[0]), drawn.W) if len(drawn.ids) else None
-
-    def _refuse_probe(self, *_: Any) -> Tensor:
-        raise ValueError(
-            f"Cannot use buffer= with {type(self.selector).__name__} because it asks clients for losses or gradients "
-            "before each of them starts; use another selection, such as fm.Uniform(m=1)"
-        )
-
-    def count_available(self, t: int) -> int:
-        """Return the number of clients that are available in round t."""
-        return len(self._task.data) if self._availability is None else int(self._available(t).sum())
+        return chosen[0], chosen[1]
 
     def _draw_ahead(self, t: int) -> dict[int, SampledCohort]:
         """Draw the cohorts of this round and some more. They depend on neither state nor probes."""
@@ -232,7 +203,8 @@ class CohortSampler:
             present = available.nonzero().flatten()
             sampled.available = len(present)
             p, n, memo = p[present], n[present], {}
-            p = p / p.sum() if p.sum() > 0 else torch.full_like(p, 1 / max(1, len(p)))
+            total = p.sum()
+            p = p / total if total > 0 else torch.full_like(p, 1 / max(1, len(p)))
 
         def here(v: Tensor) -> Tensor:
             return v if present is None else v[present]

@@ -34,6 +34,7 @@ from .row_rules import row_rule
 from .sampling import CohortSampler
 from .secure_sums import secure_rule
 from .simulated_clock import Clock, System
+from .single_draws import SingleDraws
 from .snapshot import Snapshot
 from .start_costs import StartCosts
 from .task import Task
@@ -57,6 +58,7 @@ class AsynchronousState:
 
     buffer: Buffer
     clock: Clock
+    sampler: SingleDraws
     counter: GradientCounter
     costs: StartCosts
     queue: EventQueue = field(default_factory=EventQueue)
@@ -69,8 +71,10 @@ class AsynchronousState:
             client: The client.
             seconds: The time until its update would arrive.
         """
-        deadline = self.clock.system.deadline
-        lost = bool(self.clock.lost(start, torch.tensor([client]))[0])
+        system = self.clock.system
+        deadline, lost = system.deadline, False
+        if system.dropout:
+            lost = bool(self.clock.lost(start, torch.tensor([client]))[0])
         if deadline is not None and (lost or seconds > deadline):
             return deadline, True
         return seconds, lost
@@ -125,7 +129,7 @@ class FederatedState:
         """The numbers that each client of a cohort sends in addition to its uploads."""
         self._size = None if self.private is None else self.private.size
         given = (self.task, self.backend, chosen, self.availability, self.clients.last)
-        self.sampler = CohortSampler(
+        self.sampler = (CohortSampler if self.buffer is None else SingleDraws)(
             *given,
             weight=None if self._size is None else 1 / self._size,
             secure=secure_rule(self.algorithm) is not None,
@@ -139,10 +143,12 @@ class FederatedState:
 
     def _asynchronous(self, buffer: Buffer) -> AsynchronousState:
         assert self.clock is not None
+        assert isinstance(self.sampler, SingleDraws)
         own = self.declaration.initial(self.declaration.client_state, self.x)
         return AsynchronousState(
             buffer=buffer,
             clock=self.clock,
+            sampler=self.sampler,
             counter=GradientCounter(self.task, self.algorithm, own),
             costs=StartCosts(self.wire, self.clock, len(self.task.data), self.numbers_up),
         )
