@@ -230,7 +230,10 @@ REFUSED = {
         {"privacy": fm.privacy.Gaussian(1.0, 1.0, 1e-5), "selection": fm.Bernoulli(rate=0.2)},
         "with 'privacy' because its ε",
     ),
-    "masks": ({"aggregation": fm.aggregation.Secure()}, "because its clients mask their uploads"),
+    "masks": (
+        {"aggregation": fm.aggregation.Secure()},
+        "because masks cancel only among clients that upload in one round",
+    ),
     "size": ({"buffer": fm.Buffer(21, 5)}, r"Buffer: 'size' must be ≤ the number of clients \(20\), got 21"),
     "concurrency": ({"buffer": fm.Buffer(5, 21)}, r"Buffer: 'concurrency' must be ≤ the number of clients \(20\)"),
     "deadline": ({"system": fm.System(deadline=1e-9)}, "Cannot fill the buffer because"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..aggregation.secure import Secure
 from ..engine.buffer import check_bufferable, one_by_one
 
 if TYPE_CHECKING:
@@ -20,12 +19,6 @@ def check_buffer(spec: RunSpec) -> None:
         raise ValueError(
             "Cannot use buffer= with 'privacy' because its ε is that of cohorts drawn at random in each round, and "
             "which updates arrive together depends on how fast clients are; use synchronous rounds"
-        )
-    if isinstance(spec.aggregation, Secure):
-        raise ValueError(
-            f"Cannot use buffer= with aggregation={spec.aggregation!r} because its clients mask their uploads together "
-            "with a cohort that is known when they start, and nobody knows whose updates will meet in a buffer; use "
-            "synchronous rounds"
         )
     check_bufferable(spec.composed_algorithm, spec.buffer)
     one_by_one(spec.selection)
