@@ -1,10 +1,11 @@
 """Secure aggregation over Flower beside plain rounds, with real processes on loopback, TLS and node authentication.
 
-    python benchmarks/secure.py [--clients 4 16] [--epochs 5] [--rounds 4] [--protocol]
+    python benchmarks/secure.py [--clients 4 16] [--epochs 5] [--rounds 2] [--runs 2] [--protocol]
 
 McMahan et al.'s setting: their CNN for MNIST (1.66 million parameters), 600 samples per client, batches of 10. All
-clients take part in every round. Runs with and without secure aggregation alternate in one deployment. `--protocol`
-measures the protocol alone in this process: seconds of CPU time of a client and of the server.
+clients take part in every round. Runs with and without secure aggregation alternate in one deployment; the first round
+of each is not counted. `--protocol` measures the protocol alone in this process: seconds of CPU time of a client and of
+the server.
 """
 
 from __future__ import annotations
@@ -94,14 +95,14 @@ def seconds(deployment: LocalDeployment, folder: Path, **values: object) -> list
     return [record.seconds for record in history]
 
 
-def over_flower(clients: int, epochs: int, rounds: int) -> str:
+def over_flower(clients: int, epochs: int, rounds: int, runs: int) -> str:
     found: dict[str, list[float]] = {name: [] for name in _RULES}
     with tempfile.TemporaryDirectory(prefix="fedmos-secure-") as scratch:
         folder = Path(scratch)
         with LocalDeployment(folder / "deployment", [str(i) for i in range(clients)]) as deployment:
-            for part in range(2):
+            for part in range(runs):
                 for name, rule in _RULES.items():
-                    values = {"clients": clients, "rounds": rounds // 2 + 1, "epochs": epochs, "rule": rule}
+                    values = {"clients": clients, "rounds": rounds + 1, "epochs": epochs, "rule": rule}
                     found[name] += seconds(deployment, folder / f"{name}-{part}", **values)[1:]
     plain, secure = (statistics.median(v) for v in found.values())
     ranges = " | ".join(f"{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in found.values())
@@ -145,7 +146,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--protocol", action="store_true")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before\n")
@@ -157,7 +159,7 @@ def main() -> None:
         return
     print("| clients | plain, s a round | secure, s a round | ratio |\n|---:|---|---|---:|")
     for clients in given.clients:
-        print(over_flower(clients, given.epochs, given.rounds), flush=True)
+        print(over_flower(clients, given.epochs, given.rounds, given.runs), flush=True)
 
 
 if __name__ == "__main__":
