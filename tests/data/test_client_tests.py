@@ -72,6 +72,21 @@ def test_holdout_of_targets_that_are_no_classes(targets):
     assert data.describe().client_tests["samples"] == 12
 
 
+def test_samples_are_held_out_of_a_federation():
+    dataset = make_dataset(np.arange(60) % 3)
+    whole = dataset.partition(fm.partition.QuantitySkew(), clients=5, seed=1)
+    data, expected = whole.hold_out(0.3, seed=1), dataset.partition(fm.partition.QuantitySkew(), 5, 1, holdout=0.3)
+    assert data.fingerprint() == expected.fingerprint()
+    arrays = fm.FederatedData.from_arrays([whole.client(i) for i in range(5)], importance=[1, 2, 3, 4, 5])
+    held = arrays.hold_out(0.3, seed=1)
+    assert [rows_of(pair) for pair in held.tests] == [rows_of(pair) for pair in data.tests]
+    assert torch.equal(held.importance, arrays.importance)
+    with pytest.raises(ValueError, match="have some of their own already"):
+        held.hold_out(0.1)
+    with pytest.raises(ValueError, match="'share' must be"):
+        whole.hold_out(0)
+
+
 @pytest.mark.parametrize("holdout", [0, 1, -0.1, "a", True, float("nan")])
 def test_invalid_shares_are_refused(holdout):
     with pytest.raises(ValueError, match="'holdout' must be a number > 0 and < 1"):

@@ -118,3 +118,13 @@ def test_ignored_targets_do_not_count():
     assert found["loss"][0] == pytest.approx(float(F.cross_entropy(x[:2], torch.tensor([0, 1]))))
     assert found["accuracy"][1].isnan()
     assert found["loss"][1].isnan()
+
+
+def test_a_loss_that_is_no_number_is_not_left_out():
+    task = make_task(image_data(), fm.models.cnn_digits())
+    models = models_of(task, 7)
+    models[3] = torch.nan
+    for plan in (LOOP, BATCHED):
+        losses = ClientEvaluator(task, plan=plan)(lambda ids: models[ids], torch.arange(7))["loss"]
+        assert losses[3] == torch.inf
+        assert losses.isnan().tolist() == [True] + [False] * 6  # client 0 has no test samples

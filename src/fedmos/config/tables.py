@@ -87,8 +87,7 @@ class DataConfig(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
         synthetic, own = self.name == "synthetic", is_own(self.name)
-        of_sets = ("root", "normalize", "augment", "partition", "test_samples", "holdout")
-        foreign = of_sets if synthetic else ("alpha", "beta")
+        foreign = ("root", "normalize", "augment", "partition", "test_samples") if synthetic else ("alpha", "beta")
         for field in (*foreign, *(() if own else ("arguments",))):
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise table_error(f"{field}: has no part in the data set {one_line(self.name, 40)}")
@@ -125,14 +124,15 @@ class DataConfig(Strict):
         if self.name == "synthetic":
             given = {f: getattr(self, f) for f in ("alpha", "beta", "clients") if getattr(self, f) is not None}
             with error_location("data"):
-                return datasets.synthetic(**given, seed=seed)
+                made = datasets.synthetic(**given, seed=seed)
+                return made if self.holdout is None else made.hold_out(self.holdout, seed)
         scheme = build("data.partition", self.partition, registry.partitions())
         if not hasattr(scheme, "split"):
             raise ConfigError(f"data.partition.name: must have a method 'split', but {self.partition.title} has none")
         if dataset is None:
             dataset = self._declared(self._call_own({"seed": seed})) if self._takes_seed() else self.load()
         if isinstance(dataset, FederatedData):
-            return self._partitioned_already(dataset)
+            return self._partitioned_already(dataset, seed)
         assert dataset is not None
         with error_location("data.partition"):
             return dataset.partition(scheme, self.clients, seed, self.holdout)
@@ -160,14 +160,17 @@ class DataConfig(Strict):
             data = data.declare(augment=Augment(crop=self.augment.crop, flip=self.augment.flip))
         return data.fewer_tests(self.test_samples) if isinstance(data, Dataset) and self.test_samples else data
 
-    def _partitioned_already(self, data: FederatedData) -> FederatedData:
-        for field in ("clients", "partition", "test_samples", "holdout"):
+    def _partitioned_already(self, data: FederatedData, seed: int) -> FederatedData:
+        for field in ("clients", "partition", "test_samples"):
             if getattr(self, field) != DataConfig.model_fields[field].default:
                 raise ConfigError(
                     f"data.{field}: must be left out because {plain_name(self.name)} returns a federation, which is "
                     "partitioned already"
                 )
-        return data
+        if self.holdout is None:
+            return data
+        with error_location("data"):
+            return data.hold_out(self.holdout, seed)
 
 
 class EvaluateClientsConfig(Strict):

@@ -182,6 +182,26 @@ class FederatedData(Importers):
         """
         return subset(self, ids)
 
+    def hold_out(self, share: float, seed: int = 0) -> FederatedData:
+        """Return the federation with a share of each client's samples as its own test samples, as `partition` does.
+
+        Importances that are numbers of samples become those of training samples; others stay.
+
+        Args:
+            share: The share of each client's samples.
+            seed: Seed of the draw.
+
+        Raises:
+            ValueError: If `share` is not in (0, 1), or clients have test samples already.
+
+        Example:
+            >>> data.hold_out(0.2).tests
+            ClientTests(10 clients, ... samples)
+        """
+        from .holdout import hold_out_of
+
+        return hold_out_of(self, share, seed)
+
     def split_clients(self, share: float, seed: int = 0) -> tuple[FederatedData, FederatedData]:
         """Set clients aside that take no part in training.
 

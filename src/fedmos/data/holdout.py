@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from ..core.validation import require
+from ..core.validation import seed as seed_rule
 from ..rng import Purpose, generator
+from .arrays import importance_of
+from .client_tests import ClientTests
 from .partition.split import ClientSplit, Index
 from .subset import SHARE
+
+if TYPE_CHECKING:
+    from .federated import FederatedData
 
 
 class TrainAndTest(NamedTuple):
@@ -51,6 +59,28 @@ def hold_out(split: ClientSplit, targets: np.ndarray, share: float, seed: int) -
     held = np.zeros(len(owner), dtype=bool)
     held[order] = after > before
     return divide(split, held)
+
+
+def hold_out_of(data: FederatedData, share: float, seed: int) -> FederatedData:
+    """Return the federation with test samples held out of each client's data; see `FederatedData.hold_out`."""
+    require("hold_out", "share", share, SHARE)
+    require("hold_out", "seed", seed, seed_rule)
+    if data.tests is not None:
+        raise ValueError("Cannot hold out test samples because clients have some of their own already")
+    entries = torch.arange(int(data.offsets[-1])) if data.index is None else data.index[: int(data.offsets[-1])]
+    split = ClientSplit(entries.numpy(), data.sizes.numpy())
+    train, test = hold_out(split, data.y.numpy(), share, seed)
+    sizes = torch.from_numpy(train.sizes)
+    by_size = bool(torch.equal(data.importance, importance_of(data.sizes)))
+    index, tested = torch.from_numpy(train.entries), torch.from_numpy(test.entries)
+    return replace(
+        data,
+        index=index,
+        offsets=torch.from_numpy(train.offsets),
+        importance=importance_of(sizes) if by_size else data.importance,
+        tests=ClientTests(data.x, data.y, tested, torch.from_numpy(test.offsets), data.layout) if len(tested) else None,
+        unseen=None if data.unseen is None else hold_out_of(data.unseen, share, seed),
+    )
 
 
 def divide(split: ClientSplit, held: np.ndarray) -> TrainAndTest:

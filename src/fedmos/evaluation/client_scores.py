@@ -191,6 +191,8 @@ class ClientEvaluator:
             losses = torch.tensor([float(loss.mean(o, t)) for o, t in clients])
         else:
             losses = sums[0] if loss.sums else sums[0] / sums[1]
+            # A loss that is no number counts as infinite; a client without any labelled sample does not count.
+            losses = torch.where(sums[1] > 0, losses.nan_to_num(nan=torch.inf, posinf=torch.inf), torch.nan)
         rows = [losses.to(torch.float64)]
         if self._correct is not None:
             rows.append(sums[2] / sums[3])
