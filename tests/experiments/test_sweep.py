@@ -7,6 +7,7 @@ import pytest
 
 from fedmos.config import schema as config
 from fedmos.experiments.sweep import sweep
+from fedmos.experiments.sweep_trial import describe_trial, train_trial
 
 RUN = {
     "rounds": 4,
@@ -61,6 +62,30 @@ def test_the_same_seed_searches_the_same(tmp_path):
     for name in ("a", "b"):
         sweep(settings(trials=3), tmp_path / name)
     assert trials(tmp_path / "a") == trials(tmp_path / "b")
+
+
+def test_a_trial_whose_worker_was_lost_continues_to_the_same_values(tmp_path):
+    values = {"algorithm.lr": 0.1, "local_steps": 2, "selection.name": "MD"}
+
+    def train(folder: str, rounds: int, finished=()):
+        given = describe_trial(settings().model_copy(update={"rounds": rounds}), values, list(finished), False)
+        return train_trial(given, [tmp_path / folder])
+
+    value, reports = train("whole", 4)
+    assert [step for step, _ in reports] == [1, 2, 3, 4]
+    assert value == reports[-1][1]
+    assert len(train("begun", 2)[1]) == 2
+    assert train("begun", 4) == (value, reports)
+    better = [(0.0, [(step, 0.0) for step in range(1, 5)])] * 5
+    assert train("stopped", 4, better) == (None, reports[:1])
+
+
+@pytest.mark.extended
+def test_a_search_on_ray(tmp_path):
+    sweep(settings(parallel=2, trials=5), tmp_path / "processes")
+    sweep(settings(parallel=2, trials=5), tmp_path / "ray", on="ray")
+    assert trials(tmp_path / "ray") == trials(tmp_path / "processes")
+    assert (tmp_path / "ray/best.toml").read_text() == (tmp_path / "processes/best.toml").read_text()
 
 
 def test_a_trial_that_was_cut_off_is_played_again(tmp_path):

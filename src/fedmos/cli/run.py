@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from .folders import free_folder, latest_folder
 from .interrupts import command_line, continue_with
-from .options import Overrides, Quiet
+from .options import On, Overrides, Quiet
 
 if TYPE_CHECKING:
     from ..config.schema import RunConfig
@@ -79,6 +80,7 @@ def sweep(
     configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="A run, and a table [sweep].")],
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the search (default: runs/NAME, numbered).")] = None,
+    on: On = None,
     quiet: Quiet = False,
 ) -> None:
     """Search for good values of a run's fields, and write the best configuration found.
@@ -90,8 +92,9 @@ def sweep(
 
     settings = load(SweepConfig, configuration, set_ or [])
     folder = out or free_folder(Path("runs") / configuration.stem)
-    continue_with(lambda: command_line("sweep", configuration, overrides=set_ or [], out=folder))
-    sweep(settings, folder, lambda line: console.print(line, highlight=False, markup=False), progress=not quiet)
+    continue_with(lambda: command_line("sweep", configuration, overrides=set_ or [], out=folder, on=on))
+    echo = partial(console.print, highlight=False, markup=False)
+    sweep(settings, folder, echo, progress=not quiet, on=on)
     console.print(f"Best configuration: {folder / 'best.toml'}", highlight=False, markup=False)
 
 

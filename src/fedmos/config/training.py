@@ -218,6 +218,8 @@ class Search(Strict):
     """Whether to stop trials that are worse than the median of the others at the same round."""
     warmup: Annotated[int, obeys(whole_number)] = 5
     """Number of first rounds in which no trial is stopped."""
+    parallel: Count = 1
+    """Number of trials that are suggested together and train at a time, on several processes or with Ray."""
 
     @model_validator(mode="after")
     def _check_space(self) -> Search:

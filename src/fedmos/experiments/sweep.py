@@ -7,7 +7,6 @@ continues.
 from __future__ import annotations
 
 import csv
-import math
 import sqlite3
 from collections.abc import Callable
 from functools import partial
@@ -17,22 +16,32 @@ from typing import Any
 from ..config.errors import error_location
 from ..config.fields import Range
 from ..config.own_classes import own_sources
-from ..config.schema import ConfigError, RunConfig, SweepConfig, check_same, load, parse
-from ..core.formatting import format_value
-from ..core.history import Record
-from ..core.metric_names import is_loss
-from ..engine.round import DivergenceError
+from ..config.schema import ConfigError, SweepConfig, check_same, load
 from ..run.preflight import check_metric
-from ..storage import RunFolder, toml
+from ..storage import toml
 from ..storage.files import replace_file
-from .seed_statistics import last_value
+from .executors import SameProcess, TaskExecutor, check_where, make_executor
+from .sweep_trial import (
+    describe_trial,
+    finished_trials,
+    format_values,
+    import_optuna,
+    run_table,
+    study_options,
+    train_trial,
+    with_values,
+)
 
 CONFIGURATION = "sweep.toml"
 """The name, in a search's folder, of its configuration."""
 
 
 def sweep(
-    config: SweepConfig, out: Path, echo: Callable[[str], None] = lambda line: None, progress: bool | None = None
+    config: SweepConfig,
+    out: Path,
+    echo: Callable[[str], None] = lambda line: None,
+    progress: bool | None = None,
+    on: str | None = None,
 ) -> dict[str, Any]:
     """Train trials until there are as many as the configuration asks for.
 
@@ -41,6 +50,8 @@ def sweep(
         out: Folder for the trials, trials.csv and best.toml. A search that it holds already continues.
         echo: Prints a line after every trial.
         progress: Whether to show the progress of every trial, as of `fm.run`.
+        on: Where trials are trained: None for this machine, "ray" for a Ray cluster on it, "ray://HOST:PORT" for
+            another one. `config.sweep.parallel` says how many train at a time.
 
     Returns:
         The fields of the best trial.
@@ -53,9 +64,11 @@ def sweep(
         >>> sweep(load(SweepConfig, "sweep.toml"), Path("runs/sweep"), print)
         {'algorithm.lr': 0.087}
     """
-    optuna = _optuna()
+    if on is not None:
+        check_where(on)
+    optuna = import_optuna()
     for values in _corners(config):
-        known = _with(config, values).check()
+        known = with_values(config, values).check()
         with error_location("sweep"):
             check_metric("sweep", "metric", config.sweep.metric, known)
     if (out / CONFIGURATION).exists():
@@ -65,19 +78,40 @@ def sweep(
     study, settings = _open_study(optuna, config, out), config.sweep
     _check_own_classes(study, config, out)
     State = optuna.trial.TrialState
-    while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
-        study.sampler = optuna.samplers.TPESampler(seed=settings.seed + len(study.trials))
-        trial = study.ask()
-        values = {field: _suggested(trial, field, space) for field, space in settings.space.items()}
-        value = _train(config, values, out / "trials" / str(trial.number), trial, progress)
-        study.tell(trial, value, state=State.PRUNED if value is None else State.COMPLETE)
-        outcome = "given up" if value is None else f"{settings.metric} {value:.4f}"
-        echo(f"trial {done + 1} of {settings.trials}: {_format(values)}: {outcome}")
+    with _executor(config, on) as executor:
+        while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
+            asked = [_ask(optuna, study, config) for _ in range(min(settings.parallel, settings.trials - done))]
+            finished = finished_trials(study)
+            tasks = []
+            for trial, values in asked:
+                given = describe_trial(config, values, finished, progress)
+                tasks.append(executor.submit(train_trial, given, [out / "trials" / str(trial.number)]))
+            for number, ((trial, values), task) in enumerate(zip(asked, tasks, strict=True), done + 1):
+                value, reports = task.result()
+                for step, reported in reports:
+                    trial.report(reported, step)
+                study.tell(trial, value, state=State.PRUNED if value is None else State.COMPLETE)
+                outcome = "given up" if value is None else f"{settings.metric} {value:.4f}"
+                echo(f"trial {number} of {settings.trials}: {format_values(values)}: {outcome}")
     _write_trials(study, config, out)
     best = _best_trial(study, settings.trials)
-    replace_file(out / "best.toml", toml.dumps(_table(_with(config, best.params))).encode())
-    echo(f"best: {_format(best.params)}: {settings.metric} {best.value:.4f}")
+    replace_file(out / "best.toml", toml.dumps(run_table(with_values(config, best.params))).encode())
+    echo(f"best: {format_values(best.params)}: {settings.metric} {best.value:.4f}")
     return dict(best.params)
+
+
+def _executor(config: SweepConfig, on: str | None) -> TaskExecutor:
+    """Return this process for single trials, and else an executor with a worker for each trial."""
+    if on is None and config.sweep.parallel == 1:
+        return SameProcess()
+    return make_executor(on, config.device, config.sweep.parallel)
+
+
+def _ask(optuna: Any, study: Any, config: SweepConfig) -> tuple[Any, dict[str, Any]]:
+    """Return the next trial and its values."""
+    study.sampler = optuna.samplers.TPESampler(seed=config.sweep.seed + len(study.trials))
+    trial = study.ask()
+    return trial, {field: _suggested(trial, field, space) for field, space in config.sweep.space.items()}
 
 
 def _best_trial(study: Any, trials: int) -> Any:
@@ -89,15 +123,13 @@ def _best_trial(study: Any, trials: int) -> Any:
 
 def _open_study(optuna: Any, config: SweepConfig, out: Path) -> Any:
     """Create or continue the search in a folder. Trials that were interrupted are queued again."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     database = (out / "sweep.db").absolute()
     study = optuna.create_study(
         # A connection, not a URL: "?" and "%" in the folder's name would have a meaning there.
         storage=optuna.storages.RDBStorage("sqlite://", {"creator": partial(sqlite3.connect, database)}),
         study_name="sweep",
-        direction="minimize" if is_loss(config.sweep.metric) else "maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=config.sweep.warmup),
+        **study_options(config),
     )
     State = optuna.trial.TrialState
     for trial in study.get_trials(states=(State.RUNNING,)):
@@ -119,20 +151,6 @@ def _check_own_classes(study: Any, config: SweepConfig, out: Path) -> None:
         study.set_user_attr("own_code", now)
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError("Cannot search without optuna; use pip install 'fedmos[sweep]'") from error
-    return optuna
-
-
-def _format(values: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}" for field, value in values.items()
-    )
-
-
 def _fixed(config: SweepConfig) -> dict[str, Any]:
     """Return the fields that all trials of a search must share to be comparable."""
     return config.kept(exclude={"out", "sweep", "device"}) | {"sweep.metric": config.sweep.metric}
@@ -150,56 +168,6 @@ def _suggested(trial: Any, field: str, space: Any) -> Any:
         return trial.suggest_categorical(field, space)
     whole = isinstance(space.low, int) and isinstance(space.high, int)
     return (trial.suggest_int if whole else trial.suggest_float)(field, space.low, space.high, log=space.log)
-
-
-def _table(config: RunConfig) -> dict[str, Any]:
-    return config.kept(exclude={"out", "sweep"})
-
-
-def _with(config: SweepConfig, values: dict[str, Any]) -> RunConfig:
-    """Return the run's configuration with some fields replaced."""
-    table = _table(config)
-    for field, value in values.items():
-        *path, last = field.split(".")
-        inner = table
-        for part in path:
-            inner = inner.setdefault(part, {})
-            if not isinstance(inner, dict):
-                raise ConfigError(
-                    f"sweep.space: {format_value(field)} is no field because {format_value(part)} is not a table"
-                )
-        inner[last] = value
-    return parse(RunConfig, table, f"sweep ({_format(values)})")
-
-
-class _PrunedTrial(Exception):
-    """Ends the run of a trial that is worse than the median of the others."""
-
-
-def _train(
-    config: SweepConfig, values: dict[str, Any], folder: Path, trial: Any, progress: bool | None
-) -> float | None:
-    """Train a trial and return the last value of the metric; None if it diverged or was pruned."""
-    settings, metric = _with(config, values), config.sweep.metric
-
-    def report(record: Record) -> None:
-        value = record.value(metric)
-        if value is not None:
-            trial.report(value, record.round)
-            if config.sweep.prune and trial.should_prune():
-                raise _PrunedTrial
-
-    out = RunFolder(folder, _table(settings))
-    try:
-        result = settings.run(
-            settings.algorithm, settings.selection, settings.seed, out=out, callbacks=[report], progress=progress
-        )
-    except (_PrunedTrial, DivergenceError):
-        return None
-    if result.interrupted:
-        raise KeyboardInterrupt
-    value = last_value(result.history, metric)
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _write_trials(study: Any, config: SweepConfig, out: Path) -> None:
