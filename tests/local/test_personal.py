@@ -141,6 +141,9 @@ def test_personal_parameters_are_not_sent(case):
         pytest.param({"selection": fm.Oort(m=3)}, marks=EXTENDED),
         pytest.param({"selection": fm.CACS(m=3, warmup=2, clusters=2)}, marks=EXTENDED),
         pytest.param({"selection": fm.OCS(m=2, d=4)}, marks=EXTENDED),
+        pytest.param({"buffer": fm.Buffer(size=2, concurrency=4)}, marks=EXTENDED),
+        pytest.param({"aggregation": fm.aggregation.Secure(20)}, marks=EXTENDED),
+        pytest.param({"privacy": fm.privacy.Local(0.5, 0.1, 1e-3)}, marks=EXTENDED),
         pytest.param({"system": fm.System(deadline=1e9), "local_steps": None, "local_epochs": 2}, marks=EXTENDED),
     ],
     ids=lambda options: ",".join(f"{k}={type(v).__name__}" for k, v in options.items()),
@@ -319,3 +322,36 @@ def test_a_head_of_100_000_clients_on_disk(monkeypatch, tmp_path):
     assert torch.equal(
         disk.personal_model(touched[0])[2].weight.flatten(), disk.client_state(touched[0])["personal"][:15]
     )
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("mode", "personal"), [("local", ["2.*"]), ("local-affine", ["4.*"]), ("local-affine", ["2.*"])], ids=str
+)
+def test_batch_norm(mode, personal):
+    """FedBN by either option, and scales and shifts beside a personal head, which moves their place in the vector."""
+    data = fm.datasets.load("digits").partition(fm.partition.ByClass(classes=2), clients=6, seed=0)
+    torch.manual_seed(0)
+    layers = (nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    model, common = nn.Sequential(*layers), {"rounds": 3, "local_steps": 3, "batch_size": 8, "dtype": torch.float64}
+    a, b = (
+        fm.run(
+            model,
+            data,
+            fm.Scaffold(lr=0.1),
+            fm.Uniform(m=3),
+            batchnorm=mode,
+            personal=personal,
+            engine=engine,
+            **common,
+        )
+        for engine in ("loop", "batched")
+    )
+    close(a.params, b.params, 1e-9)
+    i = int(a.history[-1].cohort[0])
+    for x, y in zip(a.personal_model(i).state_dict().values(), b.personal_model(i).state_dict().values(), strict=True):
+        close(x, y, 1e-9)
+    scales, initial = a.personal_model(i)[2].weight, model[2].weight
+    assert not torch.allclose(scales.double(), initial.double())
+    if personal == ["2.*"]:
+        assert torch.equal(a.model[2].weight, initial.double())  # nothing of them reaches the server
