@@ -54,7 +54,10 @@ BAD = {
     "true for one": (["--set", "rounds=true"], "rounds: must be an integer ≥ 1, got True"),
     "1.0 for one": (["--set", "rounds=1.0"], "rounds: must be an integer ≥ 1, got 1.0"),
     "too large": (["--set", "rounds=10_000_000_000"], "rounds: must be ≤ 1,000,000,000, got 10000000000"),
-    "a long text": (["--set", "loss=" + "x" * 100_000], "loss: must be one of 'cross_entropy', 'mse', 'bce', got 'xxx"),
+    "a long text": (
+        ["--set", "loss=" + "x" * 100_000],
+        "loss: must be one of 'cross_entropy', 'mse', 'bce', 'Cox', got 'xxx",
+    ),
     "NaN inside": (["--set", "algorithm.beta=nan"], "algorithm.beta: must be in [0, 1), got nan"),
     "NaN target": (["--set", "target.accuracy=nan"], "target: must have for accuracy a number that is in [0, 1]"),
     "unknown nested field": (["--set", "data.client=3"], "data.client: unknown field (did you mean 'clients'?)"),

@@ -153,7 +153,7 @@ def test_classes_of_installed_modules(folder, monkeypatch):
         ),
         ({"loss": "mine.py:smoth"}, "loss: "),
         ({"loss": {"name": "mine.py:smooth", "smothing": 1}}, "loss.smothing: smooth has no such field"),
-        ({"loss": "cross_entrpy"}, "loss: must be one of 'cross_entropy', 'mse', 'bce', got 'cross_entrpy'"),
+        ({"loss": "cross_entrpy"}, "loss: must be one of 'cross_entropy', 'mse', 'bce', 'Cox', got 'cross_entrpy'"),
         ({"metrics": ["mine.py:top2", "mine.py:top2"]}, "metrics.1: must be different from the others, got 'top2' twice"),
         ({"metrics": ["AUD"]}, "metrics.0: must be one of"),
         ({"target": {"top3": 0.5}}, "target"),

@@ -12,6 +12,7 @@ SIZES = {
     "char_lstm": 133_520,
     "cnn_cifar": 122_570,
     "cnn_digits": 1_898,
+    "cnn_fedavg": 582_026,
     "cnn_mnist": 21_840,
     "lenet": 797_962,
     "logistic": 7_850,
@@ -20,6 +21,7 @@ SIZES = {
     "mobilenet_v2": 2_236_682,
     "resnet18": 11_173_962,
     "resnet20": 269_722,
+    "simple_cnn": 62_006,
     "vit_b16": 85_806_346,
     "word_lstm": 4_053_428,
 }

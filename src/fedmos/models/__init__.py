@@ -10,7 +10,7 @@ Example:
 
 from .adapters import lora, merge_lora
 from .fold import fold_batchnorm
-from .images import cnn_cifar, cnn_digits, cnn_mnist, lenet, logistic, mlp, mlp_cifar
+from .images import cnn_cifar, cnn_digits, cnn_fedavg, cnn_mnist, lenet, logistic, mlp, mlp_cifar, simple_cnn
 from .norm import GroupNorm, convert_batchnorm
 from .pretrained import mobilenet_v2, vit_b16
 from .resnet import resnet18, resnet20
@@ -22,6 +22,7 @@ __all__ = [
     "char_lstm",
     "cnn_cifar",
     "cnn_digits",
+    "cnn_fedavg",
     "cnn_mnist",
     "convert_batchnorm",
     "fold_batchnorm",
@@ -34,6 +35,7 @@ __all__ = [
     "mobilenet_v2",
     "resnet18",
     "resnet20",
+    "simple_cnn",
     "vit_b16",
     "word_lstm",
 ]

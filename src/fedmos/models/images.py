@@ -210,3 +210,78 @@ def lenet(classes: int = 10, channels: int = 3, seed: int = 0) -> nn.Module:
         ),
         seed,
     )
+
+
+@checked
+def simple_cnn(classes: int = 10, channels: int = 3, size: int = 32, seed: int = 0) -> nn.Module:
+    """NIID-Bench's "simple-cnn": two 5×5 convolutions, three linear layers, 62,006 parameters for CIFAR-10.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of channels of the images.
+        size: Height and width of the images, at least 16.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.simple_cnn(channels=1, size=28)(torch.zeros(5, 1, 28, 28)).shape
+        torch.Size([5, 10])
+    """
+    if size < 16:
+        raise ValueError(f"simple_cnn: 'size' must be ≥ 16, got {size}")
+    return seeded(
+        lambda: nn.Sequential(
+            *_two_convolutions(channels, 6, 16),
+            nn.Flatten(),
+            nn.Linear(16 * _side_after(size) ** 2, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, classes),
+        ),
+        seed,
+    )
+
+
+@checked
+def cnn_fedavg(classes: int = 10, channels: int = 1, size: int = 28, seed: int = 0) -> nn.Module:
+    """PFLlib's "FedAvgCNN": two 5×5 convolutions and two linear layers, 582,026 parameters for 28×28 images.
+
+    Args:
+        classes: Number of classes.
+        channels: Number of channels of the images.
+        size: Height and width of the images, at least 16.
+        seed: Seed of the initial weights.
+
+    Example:
+        >>> fm.models.cnn_fedavg()(torch.zeros(5, 1, 28, 28)).shape
+        torch.Size([5, 10])
+    """
+    if size < 16:
+        raise ValueError(f"cnn_fedavg: 'size' must be ≥ 16, got {size}")
+    return seeded(
+        lambda: nn.Sequential(
+            *_two_convolutions(channels, 32, 64),
+            nn.Flatten(),
+            nn.Linear(64 * _side_after(size) ** 2, 512),
+            nn.ReLU(),
+            nn.Linear(512, classes),
+        ),
+        seed,
+    )
+
+
+def _two_convolutions(channels: int, first: int, second: int) -> list[nn.Module]:
+    """Return two 5×5 convolutions without padding, each with ReLU and pooling."""
+    return [
+        nn.Conv2d(channels, first, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
+
+
+def _side_after(size: int) -> int:
+    """Return height and width after `_two_convolutions`."""
+    return ((size - 4) // 2 - 4) // 2

@@ -54,6 +54,35 @@ def test_exams_are_not_among_the_papers_studies():
     assert set(study.all_names()) == {*study.names("exams"), *study.names()}
 
 
+SHAPES = {"cifar10": (3, 32, 32), "fmnist": (1, 28, 28)}
+
+
+@pytest.fixture
+def blanks(monkeypatch):
+    """Data sets of the right shapes with few samples."""
+
+    def load(name, root=None):
+        x, y = np.zeros((4_000, *SHAPES[name]), np.uint8), np.arange(4_000) % 10
+        return fm.Dataset(name, x, y, x[:10], y[:10], normalize=fm.Normalize(mean=0.5, std=0.5))
+
+    monkeypatch.setattr(fm.datasets, "load", load)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "niid-bench/two-labels",
+        "niid-bench/dirichlet",
+        pytest.param("fl-simulator/dirichlet-0_6", marks=pytest.mark.extended),
+        pytest.param("fl-simulator/momentum-0_1", marks=pytest.mark.extended),
+        "pfllib/pathological",
+        "pfllib/practical",
+    ],
+)
+def test_configurations_for_a_gpu_build(key, blanks):
+    study.by_key(key).comparison(device="cpu").check()
+
+
 # ------------------------------------------------------------------------------------------------ the page
 def test_the_page_is_as_the_records_make_it():
     text = PAGE.read_text("utf-8")
