@@ -78,9 +78,14 @@ class ResultsTable:
         return self.part.agreement is not None and self._published(column)
 
     def verdict(self, column: ResultColumn, label: str) -> Verdict | None:
-        """Return whether a measured value agrees with the published one; None if one of them is missing."""
+        """Return whether a measured value agrees with the published one.
+
+        None if one of them is missing, or a run has fewer rounds than the published ones and has not diverged.
+        """
         published = self.part.published.get(label, {}).get(column.key)
-        if self.part.agreement is None or published is None:
+        rounds = int(self.part.source_of_runs.table["rounds"])
+        short = any(run["rounds"] < rounds and run["ended"] != "diverged" for run in self.runs[label])
+        if self.part.agreement is None or published is None or short:
             return None
         values = [v for v in self.values(column, label).values() if v is not None]
         return self.part.agreement.judge(published, values, column.digits) if values else None
