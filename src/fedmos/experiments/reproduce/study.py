@@ -127,12 +127,9 @@ class StudyPart:
         return [label for label in labels if not self.shows or label in self.shows]
 
     def comparison(self, **changes: Any) -> CompareConfig:
-        """Return the configuration with some fields changed; a change to None is ignored. It has the published rows only."""
-        table = (
-            {"local_training": False}
-            | dict(self.table)
-            | {key: value for key, value in changes.items() if value is not None}
-        )
+        """Return the configuration, which adds no row, with some fields changed; a change to None is ignored."""
+        given = {key: value for key, value in changes.items() if value is not None}
+        table = {"local_training": False} | dict(self.table) | given
         return parse(CompareConfig, table | {"title": self.title}, self.key)
 
 
