@@ -90,7 +90,9 @@ def client_accuracy_figure(methods: list[str], accuracies: list[ClientAccuracy |
     headings = ["method", "worst 10 % of clients", "median client", "mean over clients"]
     numbers = html_table("Accuracy on clients' own data; every client counts the same", headings, cells, sortable=True)
     histogram = "Histogram of these accuracies: the share of clients in each interval of 0.05, mean over seeds."
-    figures = [html_figure("served", caption, caption, low=True), html_figure("spread", histogram, histogram, low=True)]
+    figures = [html_figure("served", caption, caption, low=True)]
+    if True in kinds:
+        figures.append(html_figure("spread", histogram, histogram, low=True))
     return ["<h2>Across clients</h2>", "".join(figures) + numbers]
 
 

@@ -104,9 +104,8 @@
     keep();
     const others = [];
     if (data.split !== null) others.push(["plot-split", ...Figures.split()]);
-    if (data.served.some((s) => s !== null)) {
-      others.push(["plot-served", ...Figures.served(state)], ["plot-spread", ...Figures.spread(state)]);
-    }
+    if (data.served.some((s) => s !== null)) others.push(["plot-served", ...Figures.served(state)]);
+    if (document.getElementById("plot-spread")) others.push(["plot-spread", ...Figures.spread(state)]);
     if (data.gains !== null) others.push(["plot-gains", ...Figures.gains(state)]);
     if (document.getElementById("plot-traded")) others.push(["plot-traded", ...Figures.traded(state)]);
     if (document.getElementById("plot-chosen")) others.push(["plot-chosen", ...Figures.chosen(state)]);
