@@ -43,7 +43,7 @@ def sums_are_equal(case):
         close(secure.params, plain.params, 1e-8)
         for name, v in plain.server_state.items():
             close(secure.server_state[name], v, 1e-7, name)
-        assert [r.saturated for r in secure.history] == [0] * 4
+        assert [r.saturated for r in secure.history] == [0 if case.make().up else None] * 4
 
 
 @dataclass(frozen=True, kw_only=True)

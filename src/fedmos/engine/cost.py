@@ -86,8 +86,8 @@ class Wire:
 
     def _uploads(self, phase: Phase) -> int:
         if (secure := secure_rule(self.declaration.algorithm)) is not None:
-            count = 0 if secure.private else Ring(NUMBER_BITS).nbytes
             vectors = summed_vectors(self.declaration, phase).values()
+            count = 0 if secure.private or not vectors else Ring(NUMBER_BITS).nbytes
             return count + sum(math.prod(v.shape) * Ring(v.bits).nbytes for v in vectors)
         return self._bytes(self.declaration.up(phase), self._coding.up)
 

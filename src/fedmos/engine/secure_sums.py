@@ -110,7 +110,8 @@ class SecureSums:
         rule = secure_rule(declaration.algorithm)
         assert rule is not None
         self.rules = declaration.rules(phase)
-        self.vectors, self.counts = summed_vectors(declaration, phase), not rule.private
+        self.vectors = summed_vectors(declaration, phase)
+        self.counts = not rule.private and len(self.vectors) > 0
         """`counts`: whether values above their bounds are counted."""
         self.quantizers = {
             key: Quantizer(Ring(vector.bits), vector.bound, steps[key], toward_zero=rule.private)

@@ -127,7 +127,7 @@ def _sums(header: Mapping[str, Any], declaration: Declaration, phase: Phase) -> 
         values = header[field]
         if len(values) != len(keys) or not all(type(v) is float and math.isfinite(v) for v in values):
             raise wire.RefusedError(f"'{field}' in its header must be {len(keys)} numbers, got {format_value(values)}")
-    if min(header["steps"]) <= 0:
+    if any(step <= 0 for step in header["steps"]):
         raise wire.RefusedError(f"'steps' in its header must be > 0, got {format_value(header['steps'])}")
     return SecureSums(declaration, phase, dict(zip(keys, header["steps"], strict=True)))
 

@@ -30,6 +30,8 @@ def compose_securely(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
     """Return the algorithm, which is composed with all other options, with secure aggregation."""
     secure = spec.aggregation
     assert isinstance(secure, Secure)
+    if not (algorithm.up or algorithm.prepare_up):  # nothing leaves a client
+        return algorithm
     _check_algorithm(secure, algorithm)
     _check_options(spec, secure)
     _check_selection(spec, secure, algorithm)
