@@ -44,7 +44,11 @@ def play(made, caplog, factors=None, names=("delta",)) -> fm.Result:
         return made.run()
 
 
-@pytest.mark.parametrize("changes", [{"selection": fm.Uniform(m=2)}, {"selection": SELECTORS["OCS"]}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param({"selection": fm.Uniform(m=2)}, marks=pytest.mark.extended), {"selection": SELECTORS["OCS"]}],
+    ids=str,
+)
 def test_an_honest_run_keeps_its_bits(deployed, caplog, changes):
     given = arguments(algorithm=fm.Scaffold(lr=0.1)) | changes
     assert_same(play(deployed(given), caplog), fm.run(**given))
@@ -59,7 +63,7 @@ def test_honest_runs_of_every_algorithm(deployed, caplog, case):
     assert not anomalies(caplog)
 
 
-@pytest.mark.parametrize(("t", "name"), [(0, "change"), (2, "delta")])
+@pytest.mark.parametrize(("t", "name"), [(0, "change"), pytest.param(2, "delta", marks=pytest.mark.extended)])
 def test_an_update_times_a_million_is_dropped(tmp_path, clock, caplog, t, name):
     """In the first round it is compared with its cohort. The run is that in which the client fails in this round."""
     given = arguments(algorithm=fm.Scaffold(lr=0.1), selection=EVERYONE, rounds=3)

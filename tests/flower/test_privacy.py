@@ -65,7 +65,7 @@ def test_every_algorithm(deployed, seeded, case, selection):
     [
         {"privacy": gaussian(0.05, 1.0, adaptive=True)},
         {"privacy": gaussian({"delta": 0.05, "change": 0.5}), "downlink": fm.codecs.Quantize(4)},
-        {"engine": "batched", "batch_size": None, "local": fm.local.Adam(keep=True)},
+        pytest.param({"engine": "batched", "batch_size": None, "local": fm.local.Adam(keep=True)}, marks=MORE),
     ],
     ids=["adaptive", "bounds,downlink", "batched"],
 )
@@ -76,7 +76,10 @@ def test_settings(deployed, seeded, changes):
 
 @pytest.mark.parametrize(
     ("algorithm", "privacy"),
-    [(fm.FedHBM(lr=0.1, beta=0.6), gaussian(0.05, 1.0, adaptive=True)), (fm.Mime(lr=0.1), gaussian(0.05, 1.0))],
+    [
+        (fm.FedHBM(lr=0.1, beta=0.6), gaussian(0.05, 1.0, adaptive=True)),
+        pytest.param(fm.Mime(lr=0.1), gaussian(0.05, 1.0), marks=MORE),
+    ],
     ids=str,
 )
 def test_the_server_clips_what_it_decodes(deployed, seeded, algorithm, privacy):
@@ -135,7 +138,9 @@ def test_noise_that_is_correlated_over_rounds(deployed, seeded, algorithm):
     compare(deployed, private(algorithm, selection=fm.Cyclic(m=3), privacy=CORRELATED))
 
 
-@pytest.mark.parametrize("privacy", [gaussian(0.05, 1.0), CORRELATED], ids=["Gaussian", "MatrixFactorization"])
+@pytest.mark.parametrize(
+    "privacy", [gaussian(0.05, 1.0), pytest.param(CORRELATED, marks=MORE)], ids=["Gaussian", "MatrixFactorization"]
+)
 def test_a_repeated_round_publishes_what_was_published(deployed, privacy):
     """Killed after the model was shown and before its checkpoint; then a client is missing, so the sum is another."""
     published, killed = [], []
@@ -183,7 +188,14 @@ def test_sums_of_the_extra_phase_are_sent_once(deployed):
 
 
 @pytest.mark.parametrize(
-    "damage", ["gone", pytest.param("cut", marks=MORE), "bit", pytest.param("another run's", marks=MORE), "older"]
+    "damage",
+    [
+        "gone",
+        pytest.param("cut", marks=MORE),
+        pytest.param("bit", marks=MORE),
+        pytest.param("another run's", marks=MORE),
+        "older",
+    ],
 )
 def test_noise_is_never_drawn_again(deployed, damage):
     made = deployed(private(rounds=2))
