@@ -17,7 +17,7 @@ SMALL = {
     "cnn_cifar": ({}, (3, 32, 32), 10),
     "cnn_cifar with dropout": ({"dropout": True}, (3, 32, 32), 10),
     "cnn_digits": ({}, (1, 8, 8), 10),
-    "cnn_fedavg": ({"channels": 3, "size": 16, "classes": 4}, (3, 16, 16), 4),
+    "cnn_pfllib": ({"channels": 3, "size": 16, "classes": 4}, (3, 16, 16), 4),
     "cnn_mnist": ({}, (1, 28, 28), 10),
     "lenet": ({"classes": 4}, (3, 32, 32), 4),
     "logistic": ({}, (1, 28, 28), 10),

@@ -12,7 +12,7 @@ SIZES = {
     "char_lstm": 133_520,
     "cnn_cifar": 122_570,
     "cnn_digits": 1_898,
-    "cnn_fedavg": 582_026,
+    "cnn_pfllib": 582_026,
     "cnn_mnist": 21_840,
     "lenet": 797_962,
     "logistic": 7_850,

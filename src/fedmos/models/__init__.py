@@ -10,7 +10,7 @@ Example:
 
 from .adapters import lora, merge_lora
 from .fold import fold_batchnorm
-from .images import cnn_cifar, cnn_digits, cnn_fedavg, cnn_mnist, lenet, logistic, mlp, mlp_cifar, simple_cnn
+from .images import cnn_cifar, cnn_digits, cnn_mnist, cnn_pfllib, lenet, logistic, mlp, mlp_cifar, simple_cnn
 from .norm import GroupNorm, convert_batchnorm
 from .pretrained import mobilenet_v2, vit_b16
 from .resnet import resnet18, resnet20
@@ -22,8 +22,8 @@ __all__ = [
     "char_lstm",
     "cnn_cifar",
     "cnn_digits",
-    "cnn_fedavg",
     "cnn_mnist",
+    "cnn_pfllib",
     "convert_batchnorm",
     "fold_batchnorm",
     "lenet",

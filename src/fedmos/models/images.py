@@ -243,7 +243,7 @@ def simple_cnn(classes: int = 10, channels: int = 3, size: int = 32, seed: int =
 
 
 @checked
-def cnn_fedavg(classes: int = 10, channels: int = 1, size: int = 28, seed: int = 0) -> nn.Module:
+def cnn_pfllib(classes: int = 10, channels: int = 1, size: int = 28, seed: int = 0) -> nn.Module:
     """PFLlib's "FedAvgCNN": two 5×5 convolutions and two linear layers, 582,026 parameters for 28×28 images.
 
     Args:
@@ -253,11 +253,11 @@ def cnn_fedavg(classes: int = 10, channels: int = 1, size: int = 28, seed: int =
         seed: Seed of the initial weights.
 
     Example:
-        >>> fm.models.cnn_fedavg()(torch.zeros(5, 1, 28, 28)).shape
+        >>> fm.models.cnn_pfllib()(torch.zeros(5, 1, 28, 28)).shape
         torch.Size([5, 10])
     """
     if size < 16:
-        raise ValueError(f"cnn_fedavg: 'size' must be ≥ 16, got {size}")
+        raise ValueError(f"cnn_pfllib: 'size' must be ≥ 16, got {size}")
     return seeded(
         lambda: nn.Sequential(
             *_two_convolutions(channels, 32, 64),
