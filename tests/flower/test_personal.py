@@ -25,7 +25,7 @@ def content(message) -> bytes:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"algorithm": fm.Scaffold(lr=0.1)},
+        pytest.param({"algorithm": fm.Scaffold(lr=0.1)}, marks=pytest.mark.extended),
         {"personal": fm.Personal(["2.*"], steps=1), "local": fm.local.Adam(keep=True)},
         {"algorithm": fm.Ditto(lr=0.1), "uplink": fm.codecs.ErrorFeedback(fm.codecs.TopK(0.2))},
     ],

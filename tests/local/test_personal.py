@@ -82,7 +82,11 @@ def test_trajectory(name, pattern, own, engine):
     check(result, problem, trace.xs[-1])
 
 
-@pytest.mark.parametrize("algorithm", [fm.FedNova, fm.FedCM, fm.FedAvgMom], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "algorithm",
+    [fm.FedCM, *(pytest.param(a, marks=EXTENDED) for a in (fm.FedNova, fm.FedAvgMom))],
+    ids=lambda c: c.__name__,
+)
 def test_means_over_steps_count_the_steps_of_shared_parameters(algorithm):
     """With a head that has no effect, K steps after two of the head are K steps."""
 
@@ -130,14 +134,14 @@ def test_personal_parameters_are_not_sent(case):
     "options",
     [
         pytest.param({"local": fm.local.AdamW(keep=True)}, marks=EXTENDED),
-        {"local": fm.local.Adam(average=True)},
+        pytest.param({"local": fm.local.Adam(average=True)}, marks=EXTENDED),
         {"local": fm.local.SAM(rho=0.1)},
         pytest.param({"local": fm.local.Muon()}, marks=EXTENDED),
         {"uplink": fm.codecs.ErrorFeedback(fm.codecs.TopK(0.5))},
         pytest.param({"uplink": fm.codecs.Quantize(8), "downlink": fm.codecs.Quantize(8)}, marks=EXTENDED),
-        {"aggregation": fm.aggregation.Median()},
+        pytest.param({"aggregation": fm.aggregation.Median()}, marks=EXTENDED),
         pytest.param({"privacy": fm.privacy.Gaussian(clip=0.1, noise_multiplier=0.5, delta=1e-3)}, marks=EXTENDED),
-        {"selection": fm.PowerOfChoice(m=2, d=4)},
+        pytest.param({"selection": fm.PowerOfChoice(m=2, d=4)}, marks=EXTENDED),
         pytest.param({"selection": fm.Oort(m=3)}, marks=EXTENDED),
         pytest.param({"selection": fm.CACS(m=3, warmup=2, clusters=2)}, marks=EXTENDED),
         pytest.param({"selection": fm.OCS(m=2, d=4)}, marks=EXTENDED),

@@ -1,6 +1,7 @@
 """PFLlib's split and the accuracy of clients in a record."""
 
 import numpy as np
+import pytest
 
 import fedmos as fm
 from fedmos.experiments.reproduce.pfllib import Pathological, cnn
@@ -24,6 +25,7 @@ def test_the_network_has_pfllibs_size():
     assert sum(p.numel() for p in cnn().parameters()) == 582_026
 
 
+@pytest.mark.extended
 def test_a_record_has_the_best_accuracy_under_the_models_that_clients_use():
     data = fm.datasets.load("digits").partition(Pathological(least=10), clients=10, seed=0, holdout=0.25)
     common = {"rounds": 2, "local_steps": 2, "batch_size": 8, "evaluate_clients": 1, "engine": "loop"}
