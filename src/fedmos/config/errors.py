@@ -106,14 +106,14 @@ def _format_key(part: str | int) -> str:
 
 
 def _hint(kind: type[BaseModel], path: list[str | int]) -> str:
-    """Suggest a key for an unknown one: a similar key of that table, or the same key in another table."""
+    """Suggest a key for an unknown one: the same key in another table, or a similar key of that table."""
     *parents, word = path
     here = kind
     for part in parents:
         if isinstance(part, str) and part in here.model_fields:
             here = _table_type(here.model_fields[part].annotation) or here
-    close = suggest(str(word), here.model_fields)
-    return close or next((f" (did you mean '{key}'?)" for key in _all_keys(kind) if key.split(".")[-1] == word), "")
+    same = next((f" (did you mean '{key}'?)" for key in _all_keys(kind) if key.split(".")[-1] == word), "")
+    return same or suggest(str(word), here.model_fields)
 
 
 def _all_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
