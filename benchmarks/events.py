@@ -1,11 +1,10 @@
-"""Events per second of an asynchronous run, beside a plain loop over clients and, where installed, beside APPFL.
+"""Events per second of an asynchronous run, beside a plain loop over clients.
 
 An event is the arrival of a client's update: the selection of a client, its local training, and its share of the server
 step. The job is small on purpose: 100 clients of the digits, logistic regression or the small MLP, 5 local steps of 8
 samples, log-normal speeds, a buffer of 10 (or 50) and 50 clients at a time.
 
     python benchmarks/events.py
-    python benchmarks/events.py --appfl /path/to/venv/bin/python    # a venv with appfl
 
 Times are CPU seconds of one thread, the best of three, less those of a run of one server step (loading, compilation,
 evaluation).
@@ -15,19 +14,15 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 import fedmos as fm
 
 CLIENTS, STEPS, BATCH, LR, CONCURRENCY = 100, 5, 8, 0.05, 50
-JOB = Path(__file__).parent / "peers" / "appfl_events.py"
 
 
 def federation() -> fm.FederatedData:
@@ -107,17 +102,9 @@ def events_per_second(run: Callable[[str, int, int, str], None], *job: object, e
     return events / (long - short)
 
 
-def appfl(python: str, model: str, size: int, events: int) -> float:
-    """Events per second of APPFL's agents, run one after another in one process."""
-    command = [python, str(JOB), model, str(size), str(events)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1])["events_per_second"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=1000)
-    parser.add_argument("--appfl", help="the Python of an environment with appfl")
     given = parser.parse_args()
     torch.set_num_threads(1)
     sys.stdout.reconfigure(line_buffering=True)
@@ -127,8 +114,6 @@ def main() -> None:
                 "fedmos": events_per_second(ours, model, size, "batched", events=given.events),
                 "plain loop": events_per_second(plain_loop, model, size, "", events=given.events),
             }
-            if given.appfl:
-                rates["APPFL"] = appfl(given.appfl, model, size, 300)
             print(f"{model}, size {size}: " + ", ".join(f"{name} {rate:.0f}/s" for name, rate in rates.items()))
 
 

@@ -40,6 +40,16 @@ class Adaptive(fm.Algorithm):
         return super().finish(y, s, c, grad)
 
 
+@dataclass(frozen=True)
+class Warmed(fm.Algorithm):
+    """A client that branches on the round."""
+
+    lr: float
+
+    def direction(self, y, s, c, grad, k):
+        return (grad(y) if c.t > 2 else 0.5 * grad(y)), s
+
+
 @dataclass(frozen=True, kw_only=True)
 class Probing(fm.Uniform):
     """A selector that asks clients first."""
@@ -237,6 +247,10 @@ REFUSED = {
     "size": ({"buffer": fm.Buffer(21, 5)}, r"Buffer: 'size' must be ≤ the number of clients \(20\), got 21"),
     "concurrency": ({"buffer": fm.Buffer(5, 21)}, r"Buffer: 'concurrency' must be ≤ the number of clients \(20\)"),
     "deadline": ({"system": fm.System(deadline=1e-9)}, "Cannot fill the buffer because"),
+    "rounds": (
+        {"algorithm": Warmed(lr=0.1)},
+        "with Warmed on this engine because a method for clients branches on c.t",
+    ),
     "values": ({"algorithm": Adaptive(lr=0.1)}, "with Adaptive because the number of gradients"),
 }
 

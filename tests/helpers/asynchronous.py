@@ -59,21 +59,30 @@ def random_schedule(seed: int) -> Schedule:
         values = np.full(N, scale) if seed % 5 == 0 else scale * np.exp(rng.normal(size=N))
         return tuple(values.tolist())
 
-    present = rng.random((6, N)) < (0.7 if seed % 3 == 0 else 2.0)
+    limited = seed % 4 == 1
+    present = rng.random((6, N)) < (0.7 if seed % 3 == 0 and not limited else 2.0)
+    speed, down, up, K, B = (
+        numbers(20.0),
+        numbers(100.0),
+        numbers(60.0),
+        int(rng.integers(1, 4)),
+        int(rng.integers(1, 5)),
+    )
+    most = [48 / down[i] + (9 + 2 * K * B) / speed[i] + 48 / up[i] for i in range(N)]
     return Schedule(
         seed=seed,
-        size=int(rng.integers(1, N + 1)),
+        size=int(rng.integers(1, N // 2 + 1 if limited else N + 1)),  # updates of clients that are never lost
         concurrency=int(rng.integers(1, N + 1)),
         staleness=float(rng.choice([0.0, 0.5, 1.3])),
-        speed=numbers(20.0),
-        down=numbers(100.0),
-        up=numbers(60.0),
-        deadline=4.0 if seed % 4 == 1 else None,
+        speed=speed,
+        down=down,
+        up=up,
+        deadline=sorted(most)[N // 2] if limited else None,  # half of the clients need less
         dropout=0.2 if seed % 4 > 1 else 0.0,
         present=tuple(tuple(map(bool, row)) for row in present),
         weights=str(rng.choice(["unbiased", "mean"])),
-        K=int(rng.integers(1, 4)),
-        B=int(rng.integers(1, 5)),
+        K=K,
+        B=B,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
@@ -141,7 +142,10 @@ class LocalBackend:
             ids, weights = (v if whole else v[positions] for v in (cohort.ids, cohort.weights))
             factors = {} if given.thin is not None else upload_factors(self.task, partial.rules, ids, weights)
             job = self._job(cohort, given, ids, state_of(positions), factors)
-            result = await queue.execute(job if given.sent is None else self._with_sent(job, given.sent.of(positions)))
+            if given.sent is not None:
+                job = self._with_sent(job, given.sent.of(positions))
+            with self._explaining_rounds(job):
+                result = await queue.execute(job)
             samples = result.samples() if given.timing is not None and given.timing.clocked else positions
             partial.note(result.report, samples)
             if given.thin is not None:
@@ -177,6 +181,20 @@ class LocalBackend:
         declared = self.executor.declaration.message.values()
         matrices = any(len(shape) > 1 and shape[-1] == self.executor.declaration.layers.size for shape in declared)
         return self.executor.plan.engine == "batched" and not matrices
+
+    @contextmanager
+    def _explaining_rounds(self, job: Job) -> Iterator[None]:
+        """Explain the error of an algorithm that reads c.t as one number where clients have different ones."""
+        try:
+            yield
+        except RuntimeError as error:
+            one_number = ("Boolean value of Tensor", "converted to Scalar", "converted to Python scalars")
+            if job.rounds is None or not any(text in str(error) for text in one_number):
+                raise
+            raise ValueError(
+                f"Cannot use buffer= with {type(self.algorithm).__name__} on this engine because a method for clients "
+                "branches on c.t, which differs between clients that train together; use torch.where, or engine='loop'"
+            ) from error
 
     def _with_sent(self, job: Job, sent: SentModels) -> Job:
         """Return the job with what its clients were sent. Clients do not know the weights of their cohort."""
