@@ -200,7 +200,7 @@ def test_compare_on_the_command_line_writes_table_and_report(tmp_path):
     kept = comparisons.settings(seeds=[0], title="A [/b]").model_dump(mode="json", exclude_none=True)
     kept["methods"][0]["label"] = "FedAvg [/b]"
     (tmp_path / "small.toml").write_text(toml.dumps(kept))
-    with mock.patch("fedmos.experiments.compare.ProcessPoolExecutor", comparisons.InlineExecutor):
+    with mock.patch("fedmos.experiments.executors.ProcessPoolExecutor", comparisons.InlineExecutor):
         done = command_line("compare", "small.toml", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "hopeless" in done.stdout

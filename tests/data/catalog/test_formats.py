@@ -9,13 +9,14 @@ import torch
 import fedmos as fm
 from fedmos.data import datasets
 from fedmos.data.catalog import CATALOG
+from fedmos.data.natural import NATURAL
 from helpers.sources import PARTS, png, same, small, write_cifar, write_idx, write_npz, write_parquet
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
 def test_the_table_of_sources_is_consistent():
-    assert datasets.names() == ["digits", *CATALOG]
+    assert datasets.names() == ["digits", *CATALOG, *NATURAL]
     assert len(CATALOG) == 9
     for source in CATALOG.values():
         assert source.labels is None or len(source.labels) == source.classes == len(set(source.labels))
