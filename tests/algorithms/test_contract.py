@@ -11,6 +11,11 @@ import fedmos as fm
 from helpers.conformance import COHORTS, DEVICE, EACH, LOGISTIC, WEIGHTS, Log, spied, train
 
 each_class = pytest.mark.parametrize("case", EACH, ids=str)
+BRIEFLY = {"FedAvg", "FedMoS", "FedHBM", "Scaffold", "Mime", "FedCM", "FedSMOO", "FedExP", "Ditto"}
+"""Algorithms of all kinds: those that the default suite runs where the extended suite runs all."""
+some_classes = pytest.mark.parametrize(
+    "case", [c if c.name in BRIEFLY else pytest.param(c, marks=pytest.mark.extended) for c in EACH], ids=str
+)
 EPOCHS = {"local_epochs": 1, "batch_size": 4}
 
 
@@ -35,7 +40,7 @@ def test_the_callers_model_and_data_stay_untouched(case, engine):
     assert fingerprint(*trained.parameters()) != fingerprint(*model.parameters())
 
 
-@each_class
+@some_classes
 def test_a_clients_data_reach_the_others_through_the_server_only(case, engine):
     """Client 4 joins in round 2. Other data there change what it sends; what the others send, given the same message
     of the server, stays the same to the last bit."""
@@ -50,7 +55,7 @@ def test_a_clients_data_reach_the_others_through_the_server_only(case, engine):
             assert alike == {name: i != 4 or name == "tau" for name in alike}, (t, i)  # τ_i is a number of steps
 
 
-@each_class
+@some_classes
 def test_the_order_of_a_cohort_means_nothing(case, engine):
     def mirrored(lists):
         return [tuple(reversed(row)) for row in lists]
@@ -63,7 +68,7 @@ def test_the_order_of_a_cohort_means_nothing(case, engine):
     assert all(torch.equal(v, b.client_state(i)[name]) for i in range(6) for name, v in a.client_state(i).items())
 
 
-@each_class
+@some_classes
 def test_bytes_are_those_of_the_vectors_handed_over(case, engine):
     """The history counts what was sent, which is what the algorithm table says."""
     problem, algorithm = LOGISTIC, case.make()
@@ -84,7 +89,7 @@ def test_bytes_are_those_of_the_vectors_handed_over(case, engine):
         assert (record.bytes_down, record.bytes_up) == (M * down * 15 * 8, M * (up * 15 + case.numbers) * 8)
 
 
-@each_class
+@some_classes
 def test_a_resumed_run_is_the_same(case, tmp_path):
     """Two rounds and two more, from the files of the first two, are four rounds."""
     run = {"problem": LOGISTIC, "algorithm": case.make(), "engine": "batched"} | EPOCHS
