@@ -24,7 +24,7 @@ from .core.personal_parameters import Personal
 from .core.version import __version__
 from .data import Augment, Dataset, Encoding, FederatedData, Normalize, datasets, partition
 from .engine.buffer import Buffer
-from .engine.round import DivergenceError
+from .engine.round_results import DivergenceError
 from .engine.simulated_clock import Constant, LogNormal, PerClient, System
 from .evaluation import analysis
 from .evaluation import diagnostics as _diagnostics

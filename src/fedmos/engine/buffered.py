@@ -19,8 +19,6 @@ from .cohort import Cohort, SampledCohort
 from .event_queue import EventQueue, Flight
 from .job import Phase
 from .round import (
-    RoundState,
-    TrainingResult,
     broadcast,
     commit,
     evaluate_model,
@@ -29,6 +27,7 @@ from .round import (
     stop_at_bad_updates,
 )
 from .round_record import update_norms
+from .round_results import RoundState, TrainingResult
 from .round_timing import RoundTiming
 from .row_aggregation import aggregate_rows
 from .sent_models import ModelVersion, SentModels

@@ -30,7 +30,7 @@ from .executor import JobExecutor
 from .job import Job, JobResult, pad_job
 from .local_backend import LocalBackend
 from .merge_requests import EvaluationRequest, JobRequest, ReadRequest, RequestQueue, Rounds, WorkRequest
-from .round import DivergenceError
+from .round_results import DivergenceError
 from .state import FederatedState
 from .task import Task
 from .work_queue import read_values

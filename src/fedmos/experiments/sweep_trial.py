@@ -11,7 +11,7 @@ from ..config.schema import ConfigError, RunConfig, SweepConfig, parse
 from ..core.formatting import format_value
 from ..core.history import Record
 from ..core.metric_names import is_loss
-from ..engine.round import DivergenceError
+from ..engine.round_results import DivergenceError
 from ..run.result import Result
 from ..storage import RunFolder
 from .seed_statistics import last_value

@@ -10,7 +10,7 @@ from ..selection.selector import Selector
 from ..selection.uniform import Uniform
 
 
-class Participation(NamedTuple):
+class ParticipationBounds(NamedTuple):
     """The bounds of each client's participation that a selector guarantees."""
 
     separation: int
@@ -28,7 +28,7 @@ class Participation(NamedTuple):
         return max(whole * len(own) + sum(t < rest for t in own) for own in self.rounds)
 
 
-def participation_of(selector: Selector, clients: int) -> Participation | None:
+def participation_of(selector: Selector, clients: int) -> ParticipationBounds | None:
     """Return the bounds that a selector guarantees; None if any client may take part in any round.
 
     Clients that are unavailable, late or dropped take part in fewer rounds.
@@ -38,16 +38,16 @@ def participation_of(selector: Selector, clients: int) -> Participation | None:
         clients: Number of clients in the federation.
     """
     if type(selector) is Full:
-        return Participation(1, 1)
+        return ParticipationBounds(1, 1)
     if type(selector) is Cyclic:
         groups = -(-clients // selector.m)
-        return Participation(groups, groups)
+        return ParticipationBounds(groups, groups)
     if type(selector) is FixedCohorts:
         return _scheduled([frozenset(cohort) for cohort in selector.cohorts])
     return None
 
 
-def scheduled(selector: Selector, clients: int) -> Participation:
+def scheduled(selector: Selector, clients: int) -> ParticipationBounds:
     """Return the bounds that a selector guarantees.
 
     Args:
@@ -97,11 +97,11 @@ def cohort_sizes(selector: Selector, clients: int) -> CohortSizes:
     )
 
 
-def _scheduled(cohorts: list[frozenset[int]]) -> Participation:
+def _scheduled(cohorts: list[frozenset[int]]) -> ParticipationBounds:
     period = len(cohorts)
     rounds: dict[int, list[int]] = {}
     for t, cohort in enumerate(cohorts):
         for i in cohort:
             rounds.setdefault(i, []).append(t)
     gaps = [after - t for own in rounds.values() for t, after in zip(own, [*own[1:], own[0] + period], strict=True)]
-    return Participation(min(gaps), period, tuple(map(tuple, rounds.values())))
+    return ParticipationBounds(min(gaps), period, tuple(map(tuple, rounds.values())))

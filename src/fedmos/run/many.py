@@ -13,7 +13,7 @@ from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.merged_runs import MergedRuns, merge_key
 from ..engine.ranks import Ranks, join
-from ..engine.round import DivergenceError
+from ..engine.round_results import DivergenceError
 from ..engine.task import DeviceCache
 from ..evaluation.metrics import Evaluator
 from .callbacks import progress_display

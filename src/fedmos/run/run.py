@@ -20,11 +20,11 @@ from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.backend import complete
 from ..engine.buffered import play_buffered_round
-from ..engine.cohort_size import cohort_size
-from ..engine.execution_plan import ExecutionPlan, RoundTimes, choose_plan, override, resumed_plan
+from ..engine.execution_plan import ExecutionPlan
 from ..engine.local_backend import LocalBackend
 from ..engine.ranks import Ranks, join
-from ..engine.round import DivergenceError, play_round
+from ..engine.round import play_round
+from ..engine.round_results import DivergenceError
 from ..engine.state import FederatedState
 from ..engine.task import DeviceCache
 from ..evaluation.diagnostics import Diagnostics
@@ -37,12 +37,13 @@ from ..storage.checkpoint import Checkpoints
 from .backends import BackendFactory, BackendSetting, local_backend
 from .best_model import BestModelKeeper
 from .build import prepare_task
+from .callback_checks import check_callbacks
 from .callback_list import CallbackList
 from .callbacks import progress_display
 from .client_evaluation import with_summary
-from .early_stopping import EarlyStopping
 from .hostile import hostile_clients, poisoned
 from .info import RunInfo
+from .plan import plan_of, round_times
 from .preflight import check_metric, check_target
 from .private import affordable_rounds, describe_privacy, private_run, selector_of
 from .repeatability import repeatable
@@ -86,21 +87,7 @@ class Run:
         self._target = check_target(spec.target, known)
         check_metric("run", "keep_best", spec.keep_best, known)
         self.callbacks = CallbackList(spec.callbacks)
-        for callback in self.callbacks:
-            if isinstance(callback, EarlyStopping):
-                check_metric("EarlyStopping", "metric", callback.metric, known)
-        if self.ranks.size > 1 and any(isinstance(callback, Diagnostics) for callback in self.callbacks):
-            raise ValueError("Cannot measure diagnostics over several ranks; use one")
-        if self.task.model.has_client_statistics and any(isinstance(c, Diagnostics) for c in self.callbacks):
-            raise ValueError(
-                f"Cannot measure diagnostics with batchnorm={spec.batchnorm!r} because the gradient at x depends on "
-                "the statistics of each client; use batchnorm='group' or 'frozen'"
-            )
-        if spec.personal is not None and any(isinstance(c, Diagnostics) for c in self.callbacks):
-            raise ValueError(
-                "Cannot measure diagnostics with personal= because the gradient at x depends on the parameters of each "
-                "client; leave one of them out"
-            )
+        check_callbacks(spec, self.task, self.ranks, self.callbacks, known)
         self.display = progress_display(spec.progress, self.label) if self.ranks.first else None
         self.interrupted = False
         """Whether Ctrl-C ended the choice of the execution plan; the run then ends before its next round."""
@@ -196,26 +183,12 @@ class Run:
     def _uninterrupted_plan(self, before: RunInfo | None) -> ExecutionPlan:
         """The execution plan; if Ctrl-C ends the choice, one for a run that plays no round and records no plan."""
         try:
-            return ExecutionPlan(**self.ranks.on_rank0(lambda: asdict(self._plan(before))))
+            return ExecutionPlan(**self.ranks.on_rank0(lambda: asdict(plan_of(self.spec, self.task, before))))
         except KeyboardInterrupt:
             if self.ranks.size > 1 or (before is not None and before.engine is not None):
                 raise
             self.interrupted = True
             return ExecutionPlan(engine="loop", chunk=1, reason="interrupted")
-
-    def _plan(self, before: RunInfo | None) -> ExecutionPlan:
-        """The execution plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
-        spec, task = self.spec, self.task
-        m = cohort_size(spec.selection, spec.system, len(task.data), spec.buffer)
-        if before is None or before.engine is None:
-            return choose_plan(spec.engine, task, m, spec.rounds)
-        asked = {"compiled": "batched"}.get(override(spec.engine), override(spec.engine))
-        if asked not in ("auto", before.engine):
-            raise ValueError(
-                f"Cannot resume the run because its 'engine' is {before.engine!r}, got {asked!r}; use a new folder"
-            )
-        chunk, why = before.chunk or m, before.engine_why or "as before"
-        return resumed_plan(task, before.engine, chunk, bool(before.compiled), why)
 
     def play(self) -> Result:
         """Execute the whole run and return its result. Ctrl-C is answered at once and ends it after the last round."""
@@ -223,7 +196,7 @@ class Run:
             self.callbacks.append(self.display)
         with closing(self), self._attended(), arithmetic(self.task.model.precision):
             self.start()
-            first, times = self.state.t, self._round_times()
+            first, times = self.state.t, round_times(self.spec, self.task, self.state.backend, self.ranks)
             try:
                 while not self.is_complete() and not self.interrupted:
                     try:
@@ -247,14 +220,6 @@ class Run:
                 self._save(interrupted=True)
                 error.result = self.result(interrupted=True)
                 raise
-
-    def _round_times(self) -> RoundTimes | None:
-        """What stores the times of the first rounds, where later runs choose their engine by them."""
-        spec, backend = self.spec, self.state.backend
-        if override(spec.engine) != "auto" or self.ranks.size > 1 or not isinstance(backend, LocalBackend):
-            return None
-        m = cohort_size(spec.selection, spec.system, len(self.task.data), spec.buffer)
-        return RoundTimes(self.task, backend.executor.plan, m)
 
     @property
     def label(self) -> str:
