@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedmos.flower import wire
-from helpers.conformance import EACH, Case
+from helpers.conformance import EACH_SENDING, Case
 from helpers.flower_runs import BAD, EVERYONE, SELECTORS, arguments, assert_same, model
 
 D = sum(p.numel() for p in model().parameters())
@@ -74,7 +74,7 @@ def test_double_precision(deployed):
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("case", EACH, ids=str)
+@pytest.mark.parametrize("case", EACH_SENDING, ids=str)
 @pytest.mark.extended
 def test_every_algorithm(deployed, case, link):
     algorithm = case.make(lr=0.05)
