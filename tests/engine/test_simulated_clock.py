@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,3 +153,12 @@ def test_time_to_a_target(quick):
     assert result.time_to("accuracy", 1.1) is None
     assert quick().time_to("accuracy", 0.0) is None
     assert quick().history[-1].clock is None
+
+
+def test_the_record_of_a_system_without_dropouts_is_that_of_older_run_folders():
+    """A run is resumed only if its system has the same text."""
+    system = fm.System(deadline=60.0)
+    assert repr(system) == (
+        "System(speed=1000.0, down=1000000.0, up=1000000.0, deadline=60.0, over_select=1.0, quorum=0.0)"
+    )
+    assert repr(replace(system, dropout=0.1)) == repr(system)[:-1] + ", dropout=0.1)"

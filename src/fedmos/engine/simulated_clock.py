@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -171,6 +171,11 @@ class System:
             quorum=fraction,
             dropout=below_one,
         )
+
+    def __repr__(self) -> str:
+        """Without a `dropout` of 0: runs are resumed by this text, and older run folders do not have the field."""
+        shown = (f.name for f in fields(self) if f.name != "dropout" or self.dropout)
+        return f"System({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 class Clock:
