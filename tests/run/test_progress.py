@@ -154,7 +154,7 @@ def test_ctrl_c_is_answered_with_how_to_continue(quick, tmp_path, capsys):
 
 def test_ctrl_c_while_the_plan_is_chosen_ends_before_round_one_and_resumes(quick, tmp_path, monkeypatch, capsys):
     """The plan is chosen by measuring and compiling, which can take minutes."""
-    module = sys.modules["fedmos.run.run"]
+    module = sys.modules["fedmos.run.plan"]
     choose = module.choose_plan
 
     def press(*arguments):
