@@ -175,6 +175,7 @@ SELECTORS = {
 
 
 @pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.extended
 def test_selection_is_unbiased(name):
     """E[w_i] = p_i, with the variance that the scheme's formula states."""
     selector, variance = SELECTORS[name]

@@ -154,6 +154,7 @@ class Steps(fm.Algorithm):
         return {"delta": y - c.x, "steps": c.K}, {}
 
 
+@pytest.mark.extended
 def test_noise_estimates_the_variance():
     """With a tiny step, y hardly moves: the estimate is near the variance of a batch of one, Σ‖g_j − ∇f‖²/(n − 1)."""
     problem = quadratic(sizes=(30, 60), importance=(0.5, 0.5))

@@ -11,6 +11,7 @@ P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("selector", [fm.Uniform(m=2), fm.MD(m=3), fm.ACS(m=3), fm.Full()])
+@pytest.mark.extended
 def test_closed_forms_agree_with_draws(selector):
     exact = fm.analysis.sampling_variance(selector, P)
     drawn = fm.analysis.draw_weights(selector, P, None, None, draws=4000)

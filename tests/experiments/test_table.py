@@ -89,6 +89,7 @@ def test_the_worst_served_clients_are_in_the_table(done):
     assert table.cells()[1][column] == f"{statistics.mean(worst):.3f} ± {statistics.stdev(worst):.3f}"
 
 
+@pytest.mark.extended
 def test_the_bootstrap_interval_is_the_same_each_time_and_covers():
     rng = np.random.default_rng(1)
     hits = 0

@@ -81,6 +81,7 @@ OPTIMIZERS: dict[str, tuple[type, Update, dict[str, Any]]] = {
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("state", ["scratch", "keep", "average"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.extended
 def test_model_and_state_are_those_of_the_equations(name, state, engine):
     """Unequal clients with unequal numbers of steps: a client's state is the one after its own last step."""
     kind, update, fields = OPTIMIZERS[name]

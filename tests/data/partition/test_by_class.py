@@ -99,6 +99,7 @@ def test_by_class_in_groups_of_clients():
         (20_001, 3, 5, "even", 1.02),
     ],
 )
+@pytest.mark.extended
 def test_by_class_with_a_crowd(clients, classes, size, share, spare):
     low, high = size if isinstance(size, tuple) else (size, size)
     y = labels([int(clients * (low + high) / 2 * spare) // 6] * 6, VALUES)
