@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from cuda_graphs import captured
 from engines import JOBS, Ours, synchronise
 
 from fedmos.codecs import Chain, Codec, ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sign, TopK
@@ -33,20 +34,6 @@ CODECS: dict[str, Codec] = {
     "TopK(0.01), Quantize(4)": Chain([TopK(0.01), Quantize(4)]),
     "feedback: Rotate, Quantize(4)": ErrorFeedback([Rotate(), Quantize(4)]),
 }
-
-
-def captured(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that replays the kernels of `work`."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
 
 
 def least(work: Callable[[], Any], repeat: int) -> float:

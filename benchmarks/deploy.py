@@ -15,32 +15,15 @@ import tempfile
 from pathlib import Path
 
 import torch
+from flower_apps import run_app, write_app
 
-from fedmos.flower.local.environment import POLL
-from fedmos.flower.local.local_deployment import SUPEREXEC, SUPERLINK, LocalDeployment
+from fedmos.flower.local.local_deployment import LocalDeployment
 from fedmos.run.result import Result
 
-_PROJECT = """\
-[project]
-name = "overhead"
-version = "1.0.0"
-
-[tool.flwr.app]
-publisher = "fedmos"
-
-[tool.flwr.app.components]
-serverapp = "overhead.apps:server"
-clientapp = "overhead.apps:client"
-
-[tool.flwr.app.config]
-out = ""
-"""
-
-_APPS = """\
+_RUN = """\
 import torch
 
 import fedmos as fm
-from fedmos.flower import client_app, server_app
 
 CLIENTS, WIDTH, ROUNDS = {clients}, {width}, {rounds}
 
@@ -58,9 +41,6 @@ def run():
         "local_steps": 1,
         "eval_every": ROUNDS,
     }}
-
-
-server, client = server_app(run()), client_app(run())
 """
 
 
@@ -69,36 +49,18 @@ def width(megabytes: float) -> int:
     return round((megabytes * 1e6 / 4 - 2) / 11)
 
 
-def write_app(folder: Path, clients: int, megabytes: float, rounds: int) -> Path:
-    (folder / "overhead").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(_PROJECT)
-    (folder / "overhead" / "__init__.py").touch()
-    text = _APPS.format(clients=clients, width=width(megabytes), rounds=rounds)
-    (folder / "overhead" / "apps.py").write_text(text)
-    return folder
-
-
-class Stock(LocalDeployment):
-    """A deployment with Flower's own programs and polling intervals; they start the processes of apps themselves."""
-
-    def command(self, name: str) -> tuple[list[str], dict[str, str]]:
-        if name == SUPEREXEC:
-            return ["sleep", "infinity"], {}
-        command, own = super().command(name)
-        command = ["subprocess" if text == "process" else text for text in command]
-        own = own | {POLL: "1"}
-        if name != SUPERLINK:
-            command = ["flower-supernode", *command[command.index("--superlink") :]]
-            own["FLWR_HOME"] = str(self.folder / name / "flower")
-        return command, own
+def write_overhead_app(folder: Path, clients: int, megabytes: float, rounds: int) -> Path:
+    """Write an app whose server and clients are modules of their own, so that each process imports one side."""
+    modules = {"run": _RUN.format(clients=clients, width=width(megabytes), rounds=rounds)}
+    for side in ("server", "client"):
+        imports = f"from fedmos.flower import {side}_app\n\nfrom .run import run\n\n"
+        modules[f"{side}_side"] = f"{imports}{side} = {side}_app(run())\n"
+    return write_app(folder, modules, "server_side", "client_side")
 
 
 def measure(deployment: LocalDeployment, folder: Path, clients: int, megabytes: float, rounds: int) -> str:
-    app = write_app(folder / f"app-{megabytes:g}", clients, megabytes, rounds)
-    out = folder / f"run-{megabytes:g}"
-    state = deployment.run(app, out, timeout=3600)
-    if not state.completed:
-        raise RuntimeError(f"{state.details}\n{deployment.server_log(60)}")
+    app = write_overhead_app(folder / f"app-{megabytes:g}", clients, megabytes, rounds)
+    out = run_app(deployment, app, folder / f"run-{megabytes:g}")
     seconds = [record.seconds for record in Result.load(out).history][1:]
     return f"{statistics.median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f}"
 
@@ -111,14 +73,15 @@ def main() -> None:
     parser.add_argument("--poll", type=float)
     parser.add_argument("--stock", action="store_true")
     given = parser.parse_args()
-    kind = Stock if given.stock else LocalDeployment
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before; {kind.__name__};")
+    kind = "Flower's own programs" if given.stock else "fedmos"
+    print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before; {kind};")
     print(f"median of rounds 2 to {given.rounds}\n")
     print("| clients | model, MB | s a round | range |\n|---:|---:|---:|---|")
     for clients in given.clients:
         with tempfile.TemporaryDirectory(prefix="fedmos-deploy-") as scratch:
             folder = Path(scratch)
-            with kind(folder / "deployment", [str(i) for i in range(clients)], given.poll) as deployment:
+            names = [str(i) for i in range(clients)]
+            with LocalDeployment(folder / "deployment", names, given.poll, plain=given.stock) as deployment:
                 for megabytes in given.megabytes:
                     found = measure(deployment, folder, clients, megabytes, given.rounds)
                     print(f"| {clients} | {megabytes:g} | {found} |", flush=True)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from cuda_graphs import captured
 from network_models import Recurrent, UNet, audio, convnext, distilbert_lora, resnet, table_mlp
 from torch import Tensor, nn
 
@@ -237,20 +238,6 @@ def central(network: Network, size: Size, device: str, rounds: int) -> float:
         synchronise()
         taken.append(time.perf_counter() - began)
     return statistics.median(taken[1:])
-
-
-def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that replays the step as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def synchronise() -> None:

@@ -1,8 +1,10 @@
 """Secure aggregation over Flower beside plain rounds, with real processes on loopback, TLS and node authentication.
 
-    python benchmarks/secure.py [--clients 4 16] [--epochs 5] [--rounds 2] [--runs 2] [--protocol]
+    python benchmarks/secure.py [--clients 4 16] [--epochs 5] [--samples 600] [--rounds 2] [--runs 2]
+        [--protocol]
 
-McMahan et al.'s setting: their CNN for MNIST (1.66 million parameters), 600 samples per client, batches of 10. All
+McMahan et al.'s setting: their CNN for MNIST (1.66 million parameters), 600 samples per client, batches of 10.
+Fewer `--samples` train shorter, which leaves a larger share of a round to the messages. All
 clients take part in every round. Runs with and without secure aggregation alternate in one deployment; the first round
 of each is not counted. `--protocol` measures the protocol alone in this process: seconds of CPU time of a client and of
 the server.
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from flower_apps import run_app, write_app
 
 from fedmos.aggregation import Secure
 from fedmos.flower.local.local_deployment import LocalDeployment
@@ -29,34 +32,18 @@ from fedmos.secure import masks
 from fedmos.secure.client import ClientSession, Secrets
 from fedmos.secure.server import ServerSession
 
-_PROJECT = """\
-[project]
-name = "secured"
-version = "1.0.0"
-
-[tool.flwr.app]
-publisher = "fedmos"
-
-[tool.flwr.app.components]
-serverapp = "secured.apps:server"
-clientapp = "secured.apps:client"
-
-[tool.flwr.app.config]
-out = ""
-"""
-
 _APPS = """\
 import torch
 
 import fedmos as fm
 from fedmos.flower import client_app, server_app
 
-CLIENTS, ROUNDS, EPOCHS, RULE = {clients}, {rounds}, {epochs}, {rule}
+CLIENTS, ROUNDS, EPOCHS, SAMPLES, RULE = {clients}, {rounds}, {epochs}, {samples}, {rule}
 
 
 def run():
     torch.manual_seed(0)
-    clients = [(torch.randn(600, 1, 28, 28), torch.randint(10, (600,))) for _ in range(CLIENTS)]
+    clients = [(torch.randn(SAMPLES, 1, 28, 28), torch.randint(10, (SAMPLES,))) for _ in range(CLIENTS)]
     layers = (torch.nn.Conv2d(1, 32, 5, padding=2), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
     layers += (torch.nn.Conv2d(32, 64, 5, padding=2), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten())
     return {{
@@ -72,37 +59,28 @@ def run():
     }}
 
 
-server, client = server_app(run()), client_app(run())
+server = server_app(run())
+client = client_app(run())
 """
 _RULES = {"plain": "None", "secure": "fm.aggregation.Secure(bits=32)"}
 
 
-def write_app(folder: Path, **values: object) -> Path:
-    (folder / "secured").mkdir(parents=True)
-    (folder / "pyproject.toml").write_text(_PROJECT)
-    (folder / "secured" / "__init__.py").touch()
-    (folder / "secured" / "apps.py").write_text(_APPS.format(**values))
-    return folder
-
-
 def seconds(deployment: LocalDeployment, folder: Path, **values: object) -> list[float]:
     """Return the seconds of the rounds of one run."""
-    state = deployment.run(write_app(folder / "app", **values), folder / "run", timeout=3600)
-    if not state.completed:
-        raise RuntimeError(f"{state.details}\n{deployment.server_log(60)}")
-    history = Result.load(folder / "run").history
+    app = write_app(folder / "app", {"apps": _APPS.format(**values)})
+    history = Result.load(run_app(deployment, app, folder / "run")).history
     assert not any(record.abandoned for record in history)
     return [record.seconds for record in history]
 
 
-def over_flower(clients: int, epochs: int, rounds: int, runs: int) -> str:
+def over_flower(clients: int, rounds: int, runs: int, **training: int) -> str:
     found: dict[str, list[float]] = {name: [] for name in _RULES}
     with tempfile.TemporaryDirectory(prefix="fedmos-secure-") as scratch:
         folder = Path(scratch)
         with LocalDeployment(folder / "deployment", [str(i) for i in range(clients)]) as deployment:
             for part in range(runs):
                 for name, rule in _RULES.items():
-                    values = {"clients": clients, "rounds": rounds + 1, "epochs": epochs, "rule": rule}
+                    values = {"clients": clients, "rounds": rounds + 1, "rule": rule} | training
                     found[name] += seconds(deployment, folder / f"{name}-{part}", **values)[1:]
     plain, secure = (statistics.median(v) for v in found.values())
     ranges = " | ".join(f"{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in found.values())
@@ -146,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--protocol", action="store_true")
@@ -157,9 +136,10 @@ def main() -> None:
             for gone in (0, 1, 3) if clients > 4 else (0, 1):
                 print(protocol(clients, 1_663_370, gone), flush=True)
         return
+    training = {"epochs": given.epochs, "samples": given.samples}
     print("| clients | plain, s a round | secure, s a round | ratio |\n|---:|---|---|---:|")
     for clients in given.clients:
-        print(over_flower(clients, given.epochs, given.rounds, given.runs), flush=True)
+        print(over_flower(clients, given.rounds, given.runs, **training), flush=True)
 
 
 if __name__ == "__main__":

@@ -29,20 +29,25 @@ def digits() -> fm.FederatedData:
 
 
 @pytest.fixture
-def quick(digits):
-    """`fm.run` on the digits with arguments that take a moment, each of which may be replaced."""
+def run_arguments(digits) -> dict:
+    """Arguments of `fm.run` on the digits that take a moment."""
+    return {
+        "model": fm.models.logistic(features=64),
+        "data": digits,
+        "algorithm": fm.FedAvg(lr=0.1),
+        "selection": fm.Uniform(m=4),
+        "rounds": 3,
+        "local_steps": 2,
+        "batch_size": 4,
+    }
+
+
+@pytest.fixture
+def quick(run_arguments):
+    """`fm.run` with these arguments, each of which may be replaced."""
 
     def run(**changes):
-        arguments = {
-            "model": fm.models.logistic(features=64),
-            "data": digits,
-            "algorithm": fm.FedAvg(lr=0.1),
-            "selection": fm.Uniform(m=4),
-            "rounds": 3,
-            "local_steps": 2,
-            "batch_size": 4,
-        }
-        return fm.run(**arguments | changes)
+        return fm.run(**run_arguments | changes)
 
     return run
 

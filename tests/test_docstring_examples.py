@@ -2,21 +2,31 @@
 
 import doctest
 import inspect
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import fedmos as fm
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools" / "site"))
+
+from reference_pages import GROUPS, MODULES, members
+
+
+def public():
+    """Every object that the API reference has, by name: classes and functions."""
+    found = {name: getattr(fm, name) for _, names in GROUPS.values() for name in names.split()}
+    found |= {f"{key}.{name}": getattr(module, name) for key, module in MODULES.items() for name in members(module)}
+    return {name: value for name, value in found.items() if inspect.isclass(value) or inspect.isfunction(value)}
+
 
 def documented():
     """Every public object with an example, and the public members of public modules and classes, by name."""
     found = {}
-    for name in fm.__all__:
-        value = getattr(fm, name)
+    for name, value in ({name: getattr(fm, name) for name in fm.__all__} | public()).items():
         members = {name: value}
-        if inspect.ismodule(value):
-            members |= {f"{name}.{key}": getattr(value, key) for key in getattr(value, "__all__", ())}
         for path, member in list(members.items()):
             if inspect.isclass(member):
                 members |= {f"{path}.{key}": v for key, v in vars(member).items() if not key.startswith("_")}
@@ -50,3 +60,10 @@ def test_example(name, names, tmp_path, monkeypatch):
 def test_every_public_name_has_an_example():
     missing = {name for name in fm.__all__ if name != "__version__" and "Example" not in getattr(fm, name).__doc__}
     assert not missing
+
+
+def test_every_public_object_has_an_example():
+    """All objects of the API reference: also those in public modules."""
+    found = public()
+    assert len(found) > 190
+    assert [name for name, value in found.items() if ">>>" not in (inspect.getdoc(value) or "")] == []

@@ -23,6 +23,8 @@ bash benchmarks/vendor.sh "$version"
 bash benchmarks/peers/vendor.sh "$version"
 fetch test pytest pytest-xdist execnet pluggy iniconfig hypothesis sortedcontainers attrs packaging pygments \
     dp-accounting absl-py dm-tree mpmath wrapt peft accelerate psutil pyyaml
+# What the option privacy= needs, for jobs that send little.
+fetch accounting dp-accounting absl-py dm-tree mpmath wrapt attrs
 fetch hf transformers tokenizers huggingface-hub hf-xet regex pyyaml filelock fsspec tqdm requests packaging \
     typing-extensions httpx httpcore anyio certifi h11 idna sniffio shellingham typer click rich
 # Of transformers, only the models of the tests and benchmarks travel.
@@ -33,11 +35,9 @@ for folder in "$models"/*/; do
         *) rm -rf "$folder" ;;
     esac
 done
-find .carry/hf .carry/test -name '*.pyi' -delete
-find .carry/hf .carry/test -type d -name tests -prune -exec rm -rf {} +
+find .carry/hf .carry/test .carry/accounting -name '*.pyi' -delete
+find .carry/hf .carry/test .carry/accounting -type d -name tests -prune -exec rm -rf {} +
 
-for part in 0 1 2; do rm -rf ".carry/cifar10-$part" && mkdir -p ".carry/cifar10-$part"; done
-split -n 3 -d -a 1 "$data/cifar10.npz" .carry/cifar10.
-for part in 0 1 2; do mv ".carry/cifar10.$part" ".carry/cifar10-$part/part"; done
+"${PYTHON:-python3}" benchmarks/device/cifar10.py pack "$data/cifar10.npz" .carry  # in two parts; needs numpy
 mkdir -p .carry/small && cp "$data/mnist.npz" "$data/fmnist.npz" .carry/small/
 du -sh .carry/*

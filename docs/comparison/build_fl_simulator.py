@@ -17,8 +17,9 @@ NUMBERS, PAGE = HERE / "data" / "fl-simulator.json", HERE / "fl-simulator.md"
 METHODS = ("FedAvg", "SCAFFOLD", "FedCM", "MoFedSAM", "FedSpeed", "FedSMOO")
 ALL_METHODS = (*METHODS, "FedHBM", "FedMoS", "FedMoS-0.02")
 SPLITS = {"dirichlet-0.6": "Dirichlet 0.6", "dirichlet-0.1": "Dirichlet 0.1"}
-ROUNDS = (60, 120, 180, 240, 300)
-ONE_CLASS_ROUNDS = (60, 120, 200)
+ROUNDS = (60, 120, 180, 220, 260, 300)
+COMMON_ROUNDS = (220, 300)
+ONE_CLASS_ROUNDS = (40, 90)
 
 Numbers = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
@@ -33,9 +34,9 @@ def main() -> None:
 
 
 def add(numbers: dict[str, Any], run: Numbers) -> None:
-    """Add a run that `benchmarks/fl_simulator.py train` wrote, if it reached the last round of a table or diverged."""
-    last = numbers["round"] if run["split"] in SPLITS else ONE_CLASS_ROUNDS[-1]
-    if run["rounds"] >= last or "diverged" in run:
+    """Add a run that `benchmarks/fl_simulator.py train` wrote, if it reached the first common round or diverged."""
+    first = COMMON_ROUNDS[0] if run["split"] in SPLITS else ONE_CLASS_ROUNDS[0]
+    if run["rounds"] >= first or "diverged" in run:
         names = ("rounds", "precision", "seed", "device", "torch", "accuracy", "diverged")
         kept = {name: run[name] for name in names if name in run}
         numbers["runs"].setdefault(run["split"], {})[run["method"]] = kept
@@ -56,23 +57,26 @@ def filled(page: str, numbers: Numbers) -> str:
 def accuracy(numbers: Numbers) -> tuple[list[str], Rows]:
     headings = ["method"]
     for title in SPLITS.values():
-        headings += [f"{title}: published, best of 1,000 rounds", f"measured after {numbers['round']}"]
+        headings += [f"{title}: published, best of 1,000 rounds", *(f"measured after {t}" for t in COMMON_ROUNDS)]
     rows = []
     for method in METHODS:
         row = [method]
         for split in SPLITS:
-            row += [f"{numbers['published'][split][method]:.2f}", measured(numbers, split, method)]
+            row.append(f"{numbers['published'][split][method]:.2f}")
+            row += [measured(numbers, split, method, t) for t in COMMON_ROUNDS]
         rows.append(row)
     return headings, rows
 
 
-def measured(numbers: Numbers, split: str, method: str, rounds: int | None = None) -> str:
-    """Return the accuracy in per cent after so many rounds, by default the common number."""
+def measured(numbers: Numbers, split: str, method: str, rounds: int) -> str:
+    """Return the accuracy in per cent after so many rounds."""
     run = numbers["runs"].get(split, {}).get(method)
     if run is None:
         return "not run"
-    found = run["accuracy"].get(str(rounds or numbers["round"]))
-    return f"{100 * found:.2f}" if found is not None else f"diverged in round {run['rounds'] + 1}"
+    found = run["accuracy"].get(str(rounds))
+    if found is not None:
+        return f"{100 * found:.2f}"
+    return f"diverged in round {run['rounds'] + 1}" if "diverged" in run else f"ended after {run['rounds']}"
 
 
 def curves(numbers: Numbers) -> tuple[list[str], Rows]:
@@ -86,7 +90,11 @@ def curves(numbers: Numbers) -> tuple[list[str], Rows]:
 
 
 def one_class(numbers: Numbers) -> tuple[list[str], Rows]:
-    rows = [[m, *(measured(numbers, "one-class", m, t) for t in ONE_CLASS_ROUNDS)] for m in ALL_METHODS]
+    rows = [
+        [m, *(measured(numbers, "one-class", m, t) for t in ONE_CLASS_ROUNDS)]
+        for m in ALL_METHODS
+        if m in numbers["runs"].get("one-class", {})
+    ]
     return ["method", *(f"round {t}" for t in ONE_CLASS_ROUNDS)], rows
 
 

@@ -239,6 +239,11 @@ class Algorithm:
     steps_without_updates: ClassVar[bool] = False
     """Whether the server also takes its step in a round without updates, with sums of zero."""
 
+    def __repr__(self) -> str:
+        """Return class and attributes, as a dataclass does: records of runs name what was used."""
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__qualname__}({given})"
+
     @property
     def server_state(self) -> Sequence[Field]:
         """Tensors that the server keeps besides x. They start at zero unless `init` returns them."""
@@ -284,6 +289,14 @@ class Algorithm:
         Error feedback is not applied to them: the next one contains what a codec loses of this one.
         """
         return ()
+
+    @property
+    def population_sums(self) -> Mapping[str, str]:
+        """Server state that is Σ p_i of a client state over all clients, as SCAFFOLD's {"c": "c_i"}.
+
+        If the clients of a deployment or their importances change during a run, both begin anew.
+        """
+        return {}
 
     def init(self, x: Tensor) -> Vectors:
         """Return the initial server or client state that is not zero.

@@ -93,17 +93,23 @@ def stream(
         purpose: What the numbers are used for.
         device: The device of the key.
     """
-    if not isinstance(seed, Tensor):
-        start = _fold_int(seed, int(purpose))
-        if not isinstance(round, Tensor):
-            if not isinstance(client, Tensor):
-                return torch.full((), _key(start, round, client), device=device)
-            return fold(torch.full((), signed(_fold_int(start, round)), device=device), client.to(device))
-        key = torch.full((), signed(start), device=device)
-    else:
-        key = fold(seed, int(purpose))
-    key = fold(key, round)
-    return fold(key, client.to(device) if isinstance(client, Tensor) else client)
+    key = fold(seed, int(purpose)) if isinstance(seed, Tensor) else _fold_int(seed, int(purpose))
+    for part in (round, client):
+        if isinstance(key, int) and not isinstance(part, Tensor):
+            key = _fold_int(key, part)
+            continue
+        if isinstance(key, int):
+            key = torch.full((), signed(key), device=device)
+        key = _fold_ids(key, part.to(device)) if isinstance(part, Tensor) else fold(key, part)
+    return torch.full((), signed(key), device=device) if isinstance(key, int) else key
+
+
+def _fold_ids(key: Tensor, ids: Tensor) -> Tensor:
+    """`fold` with the same bits, for few numbers in NumPy, which is faster."""
+    if ids.device.type != "cpu" or ids.ndim == 0 or ids.numel() > _SMALL:
+        return fold(key, ids)
+    z = key.numpy().view(np.uint64) + np.uint64(_GAMMA) * (ids.numpy().astype(np.uint64) + np.uint64(1))
+    return torch.from_numpy(_numpy_mix(z).view(np.int64))
 
 
 def streams(seed: int, rounds: range, client: int, purpose: Purpose) -> Tensor:
@@ -156,6 +162,9 @@ def words(key: Tensor, count: int) -> Tensor:
         key: The keys of the streams.
         count: How many numbers per key.
     """
+    if key.device.type == "cpu" and 0 < key.numel() * count <= _SMALL:  # NumPy gives empty tensors other strides
+        z = _numpy_mix(_cached_counter(0, count) + key.numpy()[..., None].view(np.uint64))
+        return torch.from_numpy(z.view(np.int64))
     steps = signed(_GAMMA) * torch.arange(1, count + 1, device=key.device)
     found = torch.empty((*key.shape, count), dtype=torch.int64, device=key.device)
     if key.device.type != "cpu" or found.numel() <= _PART:
@@ -201,13 +210,18 @@ def normal(key: Tensor, count: int) -> Tensor:
 
 def _numpy_draws(key: NDArray[np.uint64], start: int, count: int) -> NDArray[np.float64]:
     """`draws` with the same numbers in NumPy, which is faster for small arrays."""
-    z = (_cached_counter if count <= _SMALL else _counter)(start, count) + key
+    z = _numpy_mix((_cached_counter if count <= _SMALL else _counter)(start, count) + key)
+    numbers: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
+
+
+def _numpy_mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply the output function of SplitMix64 in place."""
     for bits, factor in _MIXING:
         z ^= z >> bits
         z *= factor
     z ^= z >> np.uint64(31)
-    numbers: NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return numbers
+    return z
 
 
 def _counter(start: int, count: int) -> NDArray[np.uint64]:
@@ -231,7 +245,7 @@ def permute(key: Tensor, size: Tensor, width: int, keep: int | None = None) -> T
         keep: Return only the first `keep` columns.
     """
     position = torch.arange(width, device=key.device)
-    rank = _shift(fold(key.unsqueeze(-1), position), 1)
+    rank = _shift(words(key, width), 1)
     rank = torch.where(position < size.unsqueeze(-1), rank, torch.iinfo(torch.int64).max)
     if keep is not None and keep < width and rank.device.type == "cpu":  # five times as fast as a full sort
         return rank.topk(keep, largest=False).indices
@@ -245,6 +259,8 @@ def choose(key: Tensor, n: int, m: int) -> Tensor:
     """
     if 4 * m >= n:
         return permute(key, torch.tensor(n), n, m)
+    if m == 1:
+        return (draws(key, 1) * n).to(torch.int64)
     # Draw with replacement and keep first occurrences: m is less than n/4, so a few times m draws suffice.
     count = 2 * m + 16
     while True:

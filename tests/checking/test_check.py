@@ -82,9 +82,10 @@ def test_a_mistake_is_one_finding(kind):
     [
         (mistakes.Raising(), mistakes.Raising.direction),
         (mistakes.MissingSum(), mistakes.MissingSum.server),
+        (mistakes.Branching(), mistakes.Branching.direction),
         (selector_mistakes.ManyNeeded(), selector_mistakes.ManyNeeded.select),
     ],
-    ids=["algorithm", "name", "selector"],
+    ids=["algorithm", "name", "translated", "selector"],
 )
 def test_an_error_in_a_method_names_its_line(obj, method):
     (found,) = fm.check(obj)
@@ -247,10 +248,10 @@ def test_verbose_prints_every_check(capsys):
     [
         (
             fm.FedAvg,
-            "'obj' must be an algorithm, a selector or a local optimiser, got the class FedAvg; use FedAvg(...)",
+            "'obj' must be an algorithm, a selector, a local optimiser, a codec or an aggregation rule, got the class FedAvg; use FedAvg(...)",
         ),
-        (3, "'obj' must be an algorithm, a selector or a local optimiser, got 3"),
-        (None, "'obj' must be an algorithm, a selector or a local optimiser, got None"),
+        (3, "'obj' must be an algorithm, a selector, a local optimiser, a codec or an aggregation rule, got 3"),
+        (None, "'obj' must be an algorithm, a selector, a local optimiser, a codec or an aggregation rule, got None"),
     ],
     ids=str,
 )

@@ -68,7 +68,10 @@ def test_the_line_of_the_users_file_is_named(folder):
         (("mine.py:FedSAM",), "check: FedSAM needs lr"),
         (("mine.py:FedSAM", "0.1"), "check: fields must look like lr=0.1, got '0.1'"),
         (("mine.py:FedSAM", "lr=0.1", "rhoo=1"), "check.rhoo: FedSAM has no such field (did you mean 'rho'?)"),
-        (("mine.py:dataclass",), "check: 'obj' must be an algorithm, a selector or a local optimiser, got"),
+        (
+            ("mine.py:dataclass",),
+            "check: 'obj' must be an algorithm, a selector, a local optimiser, a codec or an aggregation rule, got",
+        ),
         (("FedAvgg", "lr=0.1"), "(did you mean 'FedAvg'?)"),
     ],
     ids=["missing", "no field", "unknown field", "other object", "unknown name"],

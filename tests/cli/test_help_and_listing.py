@@ -33,6 +33,26 @@ def test_h_is_help(command):
     assert short.output == long.output
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["run"], "What to run; see docs/configuration.md."),
+        (["report"], "Folders of runs, of comparisons, or of both."),
+        (["data", "get"], "Which sets, e.g. mnist cifar10."),
+        (["deploy", "retire"], "The name of the client."),
+    ],
+)
+def test_arguments_have_help(command, words):
+    assert words in " ".join(invoke(*command, "--help").output.split())
+
+
+def test_sentences_are_not_broken_where_the_docstring_breaks_them():
+    shown = [" ".join(line.split()) for line in invoke("data", "get", "-h").output.splitlines()]
+    assert any("mnist, fmnist and cifar10 also from package registries" in line for line in shown)
+    lines = [line.strip() for line in invoke("export", "-h").output.splitlines()]
+    assert any(line.startswith("torch_export, onnx: a program") for line in lines)  # a line of its own stays one
+
+
 def test_commands_are_listed_in_the_order_in_which_a_user_needs_them():
     shown = [line.split()[1] for line in invoke("--help").output.split("Commands")[1].splitlines()[1:] if "│" in line]
     assert [word for word in shown if word in ORDER] == list(ORDER)

@@ -28,7 +28,7 @@ def test_the_first_answers_and_the_second_ends(capsys):
     ended = []
     ctrl_c = CtrlC(ended.append)
     continue_with(lambda: "fedmos resume runs/mos")
-    with pytest.raises(KeyboardInterrupt), ctrl_c.answered():
+    with pytest.raises(KeyboardInterrupt), ctrl_c.handling():
         signal.raise_signal(signal.SIGINT)
     answer = "Stopping … (Ctrl-C again ends at once). Continue with: fedmos resume runs/mos\n"
     assert capsys.readouterr().err == answer

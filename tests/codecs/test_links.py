@@ -13,19 +13,11 @@ from fedmos.codecs import ErrorFeedback, Quantize, Rotate, TopK
 from fedmos.config import schema as config
 from fedmos.experiments import runner
 from fedmos.storage import toml
+from helpers.configs import TABLE
 from helpers.conformance import LOGISTIC, LR, train
 
 EPOCHS = {"local_epochs": 2, "batch_size": 4}
-COMMON = {
-    "rounds": 1,
-    "local_steps": 2,
-    "batch_size": 4,
-    "engine": "loop",
-    "device": "cpu",
-    "data": {"name": "digits", "clients": 6},
-    "model": {"name": "logistic", "features": 64},
-}
-RUN = COMMON | {"algorithm": {"name": "Scaffold", "lr": 0.01}, "selection": {"name": "Uniform", "m": 2}}
+RUN = TABLE | {"algorithm": {"name": "Scaffold", "lr": 0.01}, "selection": {"name": "Uniform", "m": 2}}
 TOP = {"name": "TopK", "fraction": 0.01}
 
 
@@ -164,7 +156,7 @@ def test_a_method_of_a_comparison_has_its_own():
     method = {"algorithm": {"name": "FedAvg", "lr": 0.01}, "selection": {"name": "Uniform", "m": 2}}
     settings = config.parse(
         config.CompareConfig,
-        COMMON
+        TABLE
         | {
             "title": "Codecs",
             "seeds": [0],

@@ -60,6 +60,5 @@ def test_errors_name_the_field(load, change, sentence):
         load(change).check()
 
 
-def test_a_deployment_refuses_it(load):
-    with pytest.raises(ValueError, match=r"Cannot use buffer=Buffer\(size=3, .* in a deployment"):
-        Deployment.of(load())
+def test_a_deployment_has_it(load):
+    assert Deployment.of(load("buffer.staleness=0.0")).spec.buffer == fm.Buffer(3, 5, staleness=0)

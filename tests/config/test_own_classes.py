@@ -8,6 +8,7 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.config import schema as config
+from fedmos.config.text import apply_override
 from fedmos.core.own_code import own_files
 from fedmos.run.info import RunInfo
 from fedmos.run.resume import check_unchanged
@@ -208,3 +209,40 @@ def test_schedules_of_the_library(folder):
     expected = fm.schedules.Warmup(2, then=fm.schedules.Cosine(8, final=0.1))
     assert spec_of(folder, lr_decay=table).lr_decay == expected
     assert load(folder, lr_decay=table).kept()["lr_decay"] == table
+
+
+def test_a_name_stands_for_a_table_with_it(folder, monkeypatch):
+    monkeypatch.chdir("/")
+    (folder / "more.py").write_text("def third(t):\n    return 1 / (1 + t)\n")
+    spec = spec_of(
+        folder,
+        lr_decay="more.py:third",
+        algorithm={"name": "FedAvg", "lr": 0.1},
+        local=["SAM", {"name": "Adam", "beta1": 0.5}],
+        uplink={"delta": "Sign"},
+        aggregation="Mean",
+        metrics={"second": "mine.py:top2", "area": "AUC"},
+        target={"second": 0.9},
+    )
+    assert spec.lr_decay(1) == 0.5
+    assert spec.local == (fm.local.SAM(), fm.local.Adam(beta1=0.5))
+    assert spec.uplink == {"delta": fm.codecs.Sign()}
+    assert spec.aggregation == fm.aggregation.Mean()
+    assert list(spec.metrics) == ["second", "area"]
+
+
+def test_a_name_alone_needs_no_fields(folder):
+    for change, message in (
+        ({"uplink": "TopK"}, "uplink: TopK needs fraction"),
+        ({"local": "Adm"}, "local.name: must be one of .* got 'Adm' .did you mean 'Adam'"),
+        ({"aggregation": "nowhere.py:Rule"}, "there is no file .*nowhere.py"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            spec_of(folder, **change)
+
+
+def test_numbers_of_the_command_line():
+    table = {}
+    for text in ("a.lr=.05", "a.mu=5.", "a.beta=-.5e-1", "a.name=.", "a.steps=5"):
+        apply_override(table, text)
+    assert table == {"a": {"lr": 0.05, "mu": 5.0, "beta": -0.05, "name": ".", "steps": 5}}

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,3 +137,42 @@ def test_cox_against_its_definition():
     value, gradient = value_and_gradient(lambda o: cox(o, nothing, mask), scores)
     assert float(value) == 0
     assert gradient.eq(0).all()
+
+
+class Tagger(nn.Module):
+    """A class for each position of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(10, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.embedding(x)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_sequences_without_a_label_do_not_count(engine):
+    """Training and metrics are those of the other sequences alone."""
+    rng = np.random.default_rng(0)
+
+    def samples(n):
+        y = rng.integers(5, size=(n, 6))
+        y[:, 4:] = -100
+        return rng.integers(10, size=(n, 6)), y
+
+    (x, y), (x_test, y_test) = samples(6), samples(10)
+    empty = np.full((3, 6), -100)
+    more = (np.concatenate([x, x[:3]]), np.concatenate([y, empty]))
+    more_test = (np.concatenate([x_test, x_test[:3]]), np.concatenate([y_test, empty]))
+    torch.manual_seed(0)
+    model = Tagger()
+
+    def train(clients, test):
+        data = fm.FederatedData.from_arrays([clients], test=test)
+        how = {"rounds": 2, "local_steps": 2, "engine": engine, "dtype": torch.float64}
+        return fm.run(model, data, fm.FedAvg(lr=0.5), fm.Full(), **how)
+
+    result, expected = train(more, more_test), train((x, y), (x_test, y_test))
+    assert torch.allclose(result.params, expected.params, rtol=0, atol=1e-12)
+    for name in ("test_loss", "train_loss", "accuracy", "train_accuracy"):
+        assert result.history[-1].value(name) == pytest.approx(expected.history[-1].value(name), abs=1e-12)

@@ -31,8 +31,11 @@ def test_classes():
     assert fm.metrics.BalancedAccuracy()(SCORES, CLASSES) == pytest.approx(
         reference.balanced_accuracy_score(CLASSES, predicted)
     )
-    one_against_rest = [reference.roc_auc_score(c == CLASSES, SCORES[:, c]) for c in range(4)]
-    assert fm.metrics.AUC()(SCORES, CLASSES) == pytest.approx(sum(one_against_rest) / 4)
+    for outputs in (SCORES, SCORES.double().softmax(1), SCORES.double().log_softmax(1)):
+        probabilities = SCORES.double().softmax(1)
+        assert fm.metrics.AUC()(outputs, CLASSES) == pytest.approx(
+            reference.roc_auc_score(CLASSES, probabilities, multi_class="ovr", average="macro")
+        )
     two = CLASSES % 2
     assert fm.metrics.AUC()(SCORES[:, :2], two) == pytest.approx(
         reference.roc_auc_score(two, SCORES[:, 1] - SCORES[:, 0])

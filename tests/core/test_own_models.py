@@ -254,7 +254,9 @@ def test_lazy_and_scripted_modules_get_a_sentence(quick):
 def test_compiled_and_parallel_modules_are_trained_without_their_wrapper(quick, tmp_path):
     model = net()
     plain = quick(model=model, engine="loop")
-    for compiled in (torch.compile(model), nn.Sequential(torch.compile(model)), nn.DataParallel(model), net()):
+    inside = nn.Sequential(torch.compile(nn.Sequential(torch.compile(model))))
+    wrapped = (torch.compile(model), nn.Sequential(torch.compile(model)), inside, nn.DataParallel(model), net())
+    for compiled in wrapped:
         compiled.compile()
         result = quick(model=compiled, engine="loop", out=tmp_path / str(id(compiled)))
         assert torch.equal(result.params, plain.params)

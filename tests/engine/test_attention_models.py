@@ -258,7 +258,7 @@ def test_a_layer_calls_attention_once_for_all_clients(clients, monkeypatch):
     assert len(of_cohort) == 3 * 2  # layers, each in the forward and in the backward pass
     shapes.clear()
     train(model, data, engine="loop", local_steps=1)
-    assert not [shape for shape in shapes if shape[0] > 3]
+    assert not [shape for shape in shapes if shape[0] > 5]  # the trial before the run has five samples
 
 
 def test_runs_side_by_side_are_evaluated_together():

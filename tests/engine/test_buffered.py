@@ -227,6 +227,32 @@ def test_time_to_a_target():
     assert result.time_to("accuracy", 2.0) is None
 
 
+@dataclass(frozen=True)
+class FirstTwo(fm.Availability):
+    def available(self, seed, round, N):
+        return torch.arange(N) < 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"availability": FirstTwo()}, "use a buffer of a smaller 'size' than 4"),
+        ({"buffer": None, "system": fm.System(deadline=1e-6)}, "use a longer 'deadline'"),
+    ],
+)
+def test_a_run_without_any_server_step_says_so(caplog, changes, remedy):
+    result = digits(fm.FedAvg(lr=0.05), **changes)
+    assert all(record.abandoned for record in result.history)
+    assert f"all 6 rounds were abandoned, with too few updates that count; {remedy}" in caplog.text
+
+
+def test_a_run_with_some_abandoned_rounds_is_not_mentioned(caplog):
+    present = fm.RandomAvailability(0.2)
+    result = digits(fm.FedAvg(lr=0.05), availability=present, rounds=12)
+    assert 0 < sum(record.abandoned for record in result.history) < 12
+    assert "abandoned" not in caplog.text
+
+
 REFUSED = {
     "Mime": ({"algorithm": fm.Mime(lr=0.1)}, "with Mime because its extra phase"),
     "Stem": ({"algorithm": fm.Stem(lr=0.1)}, "with Stem because its extra phase"),

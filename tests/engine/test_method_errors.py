@@ -10,7 +10,17 @@ import torch
 
 import fedmos as fm
 from fedmos.engine.named_tensors import named
-from helpers.mistakes import REFUSED, InPlace, InPlaceLater, Mistake, WrongPersonal
+from helpers.mistakes import (
+    FOUND,
+    REFUSED,
+    Branching,
+    InPlace,
+    InPlaceLater,
+    Mistake,
+    PersonalNoise,
+    ReadsNumber,
+    WrongPersonal,
+)
 
 ALLOWED = ("loop", InPlace), ("loop", InPlaceLater)  # where y belongs to one client
 CASES = [
@@ -39,6 +49,31 @@ def test_merged_runs_name_the_mistake(quick, digits, kind):
     assert REFUSED[kind] in str(error.value)
 
 
+COMPOSED = {
+    "local": {"local": fm.local.Adam(keep=True)},
+    "personal": {"personal": ["0.*"]},
+    "local and personal": {"local": fm.local.Adam(keep=True), "personal": ["0.*"]},
+    "batchnorm": {"batchnorm": "local"},
+}
+DIRECTED = [kind for kind in REFUSED if kind.step is fm.Algorithm.step]
+
+
+def network():
+    layers = torch.nn.Flatten(), torch.nn.Linear(64, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 10)
+    return torch.nn.Sequential(torch.nn.Sequential(*layers[:2]), *layers[2:])
+
+
+@pytest.mark.parametrize("options", COMPOSED)
+@pytest.mark.parametrize("kind", DIRECTED, ids=lambda kind: kind.__name__)
+@pytest.mark.extended
+def test_a_composed_run_names_the_mistake(quick, options, kind):
+    """As without the option, but for lists of names, to which the option may add its own."""
+    given = {"batchnorm": "frozen", "model": network()} | COMPOSED[options]
+    with pytest.raises((ValueError, AttributeError)) as error:
+        quick(algorithm=kind(), engine="batched", rounds=1, **given)
+    assert REFUSED[kind].partition(" (")[0] in str(error.value)
+
+
 class LaterNoise(Mistake):
     def direction(self, y, s, c, grad, k):
         return grad(y) + (torch.randn(()) if c.t == 2 else 0), s
@@ -59,6 +94,53 @@ def test_a_resumed_run_names_the_mistake(quick, kind, tmp_path):
 def test_a_personal_model_has_the_shape_of_a_model(quick):
     with pytest.raises(ValueError, match="WrongPersonal: 'personal' must return a model of shape"):
         quick(algorithm=WrongPersonal(), rounds=1).personal_model(0)
+
+
+def test_a_personal_model_is_not_drawn_from_a_global_generator(quick):
+    with pytest.raises(ValueError, match="PersonalNoise: 'personal' must not draw from PyTorch's global generator"):
+        quick(algorithm=PersonalNoise(), rounds=1).personal_model(0)
+
+
+@pytest.mark.parametrize("kind", [Branching, ReadsNumber])
+def test_a_cohort_names_a_method_that_reads_one_number(quick, kind):
+    with pytest.raises(ValueError) as error:
+        quick(algorithm=kind(), engine="batched", selection=fm.Uniform(m=3), rounds=1)
+    assert FOUND[kind] in str(error.value)
+    quick(algorithm=kind(), engine="loop", selection=fm.Uniform(m=3), rounds=1)
+
+
+def test_a_method_is_not_blamed_for_the_loss_that_it_calls(quick):
+    calls = iter(range(10**6))
+
+    def loss(outputs, targets):
+        return torch.nn.functional.cross_entropy(outputs, targets) * (int(torch.ones(2)) if next(calls) > 20 else 1)
+
+    with pytest.raises((ValueError, RuntimeError), match=r"one element|converted to Scalar") as error:
+        quick(algorithm=fm.FedProx(lr=0.1, mu=0.1), loss=loss, engine="loop", rounds=20)
+    assert "FedProx" not in str(error.value)
+
+
+class WithoutColumn(Mistake):
+    up = ("delta", ("n", ()), ("three", 3))
+    reduce = {"A": ("delta", "w"), "n": ("n", "sum"), "t": ("three", "sum")}
+
+    def finish(self, y, s, c, grad):
+        delta = y - c.x
+        return {"delta": delta, "n": delta.norm(dim=-1), "three": delta[..., :3]}, {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "m", "shapes"),
+    [
+        ("loop", 1, "(1,), got a tensor of shape ()"),
+        ("batched", 1, "(1, 1), got a tensor of shape (1,)"),
+        ("batched", 2, "(2, 1), got a tensor of shape (2,)"),
+    ],
+)
+def test_an_error_names_the_shape_that_the_engine_expects(quick, engine, m, shapes):
+    with pytest.raises(ValueError) as error:
+        quick(algorithm=WithoutColumn(), engine=engine, selection=fm.Uniform(m=m), rounds=1)
+    assert str(error.value) == f"WithoutColumn: 'finish' must return 'n' of shape {shapes}; use dim=-1, keepdim=True"
 
 
 def test_known_names_are_those_of_a_dictionary():
@@ -139,3 +221,16 @@ def test_s_may_hold_python_numbers(quick):
     how = {"algorithm": Counting(), "data": data, "local_steps": None, "local_epochs": 1, "dtype": torch.float64}
     loop, batched = (quick(engine=engine, **how) for engine in ("loop", "batched"))
     assert torch.allclose(loop.params, batched.params, rtol=0, atol=1e-12)
+
+
+def test_state_may_be_assigned_and_returned(quick):
+    class Assigning(Mistake):
+        server_state = ("v",)
+
+        def server(self, x, state, agg, ctx):
+            state["v"] = 0.9 * state["v"] + agg["A"]
+            return x + state["v"], state
+
+    assert fm.check(Assigning()) == []
+    again = quick(algorithm=Assigning(), rounds=3).params
+    assert torch.equal(again, quick(algorithm=fm.FedAvgM(lr=0.1), rounds=3).params)

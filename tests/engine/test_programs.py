@@ -8,6 +8,7 @@ from torch import nn
 
 import fedmos as fm
 from fedmos.engine import batched, program
+from fedmos.engine import compiled as compiled_programs
 from fedmos.engine import execution_plan as plan
 from fedmos.engine import local_backend as work
 from fedmos.engine.compile_time import CompileClock
@@ -98,7 +99,7 @@ def test_a_compiled_plain_step_is_the_gradient_and_the_step(quick, monkeypatch, 
 def test_all_steps_of_a_run_are_one_program(quick, tmp_path, monkeypatch, algorithm):
     """In the first step, the clients' models are x expanded. The program is kept on the disk for other processes."""
     clock = CompileClock(lambda: tmp_path / "engines.json")
-    monkeypatch.setattr(program, "CLOCK", clock)
+    monkeypatch.setattr(compiled_programs, "CLOCK", clock)
     monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
     for _ in range(2):  # the second run finds it there
         with scalar_code():

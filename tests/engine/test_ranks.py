@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedmos as fm
-from fedmos.engine.ranks import Ranks
+from fedmos.engine.ranks import Ranks, join
 
 TESTS = Path(__file__).parents[1]
 
@@ -103,6 +104,48 @@ def test_work_is_assigned_to_the_rank_that_finishes_first():
     assert uneven.count(0) == 6
     assert ranks_of(2, [1.0, 1.0]).assign([5.0, 1.0, 1.0, 1.0, 1.0, 1.0]) == [0, 1, 1, 1, 1, 1]
     assert ranks_of(4, [1.0] * 4).assign([1.0, 1.0]) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "own", "warns"),
+    [
+        (["a", "b"], True, False),
+        (["a", "a"], False, True),
+        (["a", None], False, True),
+        ([None, None], False, False),
+        (["a", "b", "a"], False, True),
+    ],
+)
+def test_ranks_use_nccl_only_if_each_has_a_gpu_of_its_own(monkeypatch, caplog, gpus, own, warns):
+    """Fakes: nccl itself needs GPUs (benchmarks/device/ranks.sh)."""
+    told = []
+    for name, value in {"is_initialized": True, "get_world_size": len(gpus), "get_rank": 0}.items():
+        monkeypatch.setattr(f"fedmos.engine.ranks.dist.{name}", lambda value=value: value)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid=gpus[0]))
+    monkeypatch.setattr(Ranks, "all_gather_json", lambda self, mine: told.append((self._device.type, mine)) or gpus)
+    monkeypatch.setattr(Ranks, "broadcast", lambda self, value: told.append((self._device.type, "first use")))
+    ranks = Ranks.joined(torch.device("cpu" if gpus[0] is None else "cuda"))
+    assert ranks.size == len(gpus)
+    assert ranks._device.type == ("cuda" if own else "cpu")
+    assert told == [("cpu", gpus[0]), *[("cuda", "first use")] * own]
+    assert ("nccl refuses" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    ("gpus", "chosen", "backend"), [(0, None, "gloo"), (1, 0, "cpu:gloo,cuda:nccl"), (4, 3, "cpu:gloo,cuda:nccl")]
+)
+def test_a_rank_takes_the_gpu_of_its_local_number(monkeypatch, gpus, chosen, backend):
+    calls = {}
+    for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setattr("fedmos.engine.ranks._end_with_launcher", lambda: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.set_device", lambda number: calls.update(device=number))
+    monkeypatch.setattr("fedmos.engine.ranks.dist.init_process_group", lambda name, **_: calls.update(backend=name))
+    join()
+    assert calls == {"backend": backend} | ({} if chosen is None else {"device": chosen})
 
 
 @pytest.mark.parametrize("width", [2, 4, 5, 13])

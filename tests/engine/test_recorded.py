@@ -1,5 +1,7 @@
 """Programs that are recorded and replayed."""
 
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,6 +87,64 @@ def test_constants_are_kept_and_arguments_are_not():
         assert v.tolist() == [number] * 3
 
 
+def writing_to_fixed(v):
+    return (torch.zeros(3).add_(v) * 2,)
+
+
+def writing_to_a_view(v):
+    copied = v.clone()
+    copied.view(3, 1).view(3)[0] = 7.0
+    return (copied.view(3) + torch.ones_like(copied),)
+
+
+def reshaping(v):
+    return (v.view(3).unsqueeze(0).t().t().squeeze(0).expand(3) * 2,)
+
+
+@pytest.mark.parametrize("function", [writing_to_fixed, writing_to_a_view, reshaping])
+def test_views_and_writes_are_replayed(function):
+    counting, calls = counted(function)
+    program = Recorded(counting)
+    for number in range(8):
+        v = torch.arange(3.0) + number
+        assert torch.equal(program(v)[0], function(v)[0])
+    assert len(calls) == recorded.CALLS_BEFORE + 2
+
+
+def test_what_every_call_computes_the_same_may_be_written_to():
+    program = Recorded(lambda v: (torch.zeros_like(v), v * (torch.ones_like(v) + 1)))
+    for number in range(8):
+        zeros, twice = program(torch.full((3,), float(number)))
+        assert zeros.tolist() == [0] * 3
+        assert twice.tolist() == [2 * number] * 3
+        zeros += 1
+        twice += 1
+
+
+def test_a_replay_reads_the_present_values_of_constants():
+    scale = torch.ones(3)
+    function, calls = counted(lambda v: (v * (scale * 2),))
+    program = Recorded(function)
+    for number in range(8):
+        scale.fill_(number)
+        assert program(torch.ones(3))[0].tolist() == [2 * number] * 3
+    assert len(calls) == recorded.CALLS_BEFORE + 2
+
+
+@pytest.mark.parametrize("broken", [["_call_directly"], ["_call_directly", "rewrite"]])
+def test_another_program_is_replayed_where_the_fastest_one_fails(monkeypatch, broken):
+    def fail(graph):
+        raise TypeError("no such function")
+
+    for name in broken:
+        monkeypatch.setattr(recorded, name, fail)
+    function, calls = counted(lambda v: (v.view(1, 3).sum(0) + 1,))
+    program = Recorded(function)
+    for number in range(8):
+        assert program(torch.full((3,), float(number)))[0].tolist() == [number + 1] * 3
+    assert len(calls) == recorded.CALLS_BEFORE + 2
+
+
 def test_a_function_that_depends_on_more_than_its_arguments_is_not_replayed():
     scale = [1.0]
 
@@ -153,18 +213,39 @@ def test_values_of_constants_may_be_read():
     assert len(calls) == recorded.CALLS_BEFORE + 2
 
 
-def test_a_model_that_changes_between_rounds_is_refused():
-    scale = [1.0]
+class Annealed(nn.Linear):
+    """Scales its outputs by what a function returns."""
 
-    class Annealed(nn.Linear):
-        def forward(self, x):
-            return scale[0] * super().forward(x)
+    def __init__(self, scale) -> None:
+        super().__init__(60, 10)
+        self.scale = scale
 
-    def halve(record):
-        scale[0] /= 2
+    def forward(self, x):
+        return self.scale() * super().forward(x)
 
-    given = {"model": Annealed(60, 10), "data": fm.datasets.synthetic(clients=6), "algorithm": fm.FedAvg(lr=0.1)}
-    given |= {"selection": fm.Full(), "rounds": 4, "local_steps": 8, "batch_size": 5, "callbacks": [halve]}
+
+def annealed(engine: str, scale, change) -> fm.Result:
+    torch.manual_seed(0)
+    given = {"model": Annealed(scale), "data": fm.datasets.synthetic(clients=6), "algorithm": fm.FedAvg(lr=0.1)}
+    given |= {"selection": fm.Full(), "rounds": 5, "local_steps": 8, "batch_size": 5, "dtype": torch.float64}
+    return fm.run(**given, engine=engine, callbacks=[lambda record: change(1 / (1 + record.round // 2))])
+
+
+def test_a_model_that_reads_a_value_which_changes_between_rounds_is_not_replayed():
+    found = []
+    for engine in ("loop", "batched"):
+        box = [1.0]
+        change = lambda value, box=box: box.__setitem__(0, value)  # noqa: E731
+        found.append(annealed(engine, lambda box=box: box[0], change).params)
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
+
+
+def test_a_model_that_changes_unnoticed_is_refused(monkeypatch):
+    """The environment is none of the values that are watched."""
+    scale = lambda: float(os.environ["SCALE"])  # noqa: E731
+    change = lambda value: monkeypatch.setenv("SCALE", str(value))  # noqa: E731
+    change(1.0)
+    assert annealed("loop", scale, change).history
+    change(1.0)
     with pytest.raises(ValueError, match=r"its gradient for the same parameters and samples has changed"):
-        fm.run(**given, engine="batched")
-    assert fm.run(**given, engine="loop").history
+        annealed("batched", scale, change)

@@ -289,6 +289,7 @@ MISTAKES = {
     "negative": (lambda v, r: ([1], [-1]), "Mistaken: 'thin' must return a weight ≥ 0 for each client, got [-1]"),
     "NaN": (lambda v, r: ([1], [np.nan]), "Mistaken: 'thin' must return a weight ≥ 0 for each client, got [nan]"),
     "too few": (lambda v, r: ([1, 4], [1]), "Mistaken: 'thin' must return a weight ≥ 0 for each client, got [1]"),
+    "undeclared": (lambda v, r: r["loss"], "Mistaken: there is no reports['loss']; 'reports' declares nothing"),
     "asks": (lambda v, r: v.probe(v.cohort), "Mistaken: 'thin' cannot ask clients; name what it needs in 'reports'"),
     "state": (changed, "Mistaken: 'thin' must not change the view or its state; change the state in 'select'"),
     "view": (written, "Mistaken: 'thin' must not change the view or its state; change the state in 'select'"),

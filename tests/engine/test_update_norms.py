@@ -13,16 +13,8 @@ COHORT = [0, 3, 4, 7, 11]
 
 
 @pytest.fixture
-def given(digits):
-    return {
-        "model": fm.models.logistic(features=64),
-        "data": digits,
-        "algorithm": fm.FedAvg(lr=0.1),
-        "selection": fm.FixedCohorts([COHORT]),
-        "rounds": 1,
-        "local_steps": 3,
-        "batch_size": 4,
-    }
+def given(run_arguments):
+    return run_arguments | {"selection": fm.FixedCohorts([COHORT]), "rounds": 1, "local_steps": 3}
 
 
 def expected(given, clients=COHORT):

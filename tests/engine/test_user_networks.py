@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fedmos as fm
-from fedmos.engine import program
+from fedmos.engine import compiled
 from helpers.conformance import DEVICE
 from helpers.unvectorised_networks import CLIENT_BY_CLIENT
 from helpers.user_networks import NETWORKS, Case
@@ -147,7 +147,7 @@ def test_a_run_goes_on_where_compiling_fails(monkeypatch, caplog):
 
     model = nn.Linear(8, 3)
     batched = rows_of(model, engine="batched").params
-    monkeypatch.setattr(program.Compiled, "_compile", fail)
+    monkeypatch.setattr(compiled.Compiled, "_compile", fail)
     monkeypatch.setenv("FEDMOS_ENGINE", "compiled")
     assert torch.equal(rows_of(model).params, batched)
     assert "Not compiling because it fails: the compiler gave up" in caplog.text

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fedmos.config import schema as config
 from fedmos.experiments.compare import compare
 from fedmos.experiments.executors import ProcessExecutor, make_executor
 from fedmos.experiments.progress import ComparisonObserver
+from fedmos.experiments.ray_executor import RayExecutor
 from helpers import comparisons
 from helpers.jobs import digest
 
@@ -27,6 +29,21 @@ def test_processes_are_the_default():
     executor = make_executor(None, None, workers=3)
     assert isinstance(executor, ProcessExecutor)
     assert executor.workers == 3
+
+
+def test_a_task_that_is_submitted_while_the_cluster_fails_has_its_error():
+    failure = ConnectionError("the cluster is gone")
+
+    class Serving(deque):
+        """The other thread gives every waiting task the error as soon as it waits."""
+
+        def append(self, task):
+            super().append(task)
+            task.future.set_exception(failure)
+
+    executor = RayExecutor("ray")
+    executor._waiting, executor._failure = Serving(), failure
+    assert executor.submit(comparisons.settings, "{}", []).exception() is failure
 
 
 METHODS = [

@@ -83,6 +83,9 @@ def test_python_objects(digits):
     assert sum(r.bytes_up + r.bytes_down for r in alone.history) == 0
     assert alone.history[-1].personal_accuracy > alone.history[-1].client_accuracy
     assert compared.results["FedAvg"][0].history[-1].client_accuracy is not None
+    named = {"mine": {"algorithm": fm.LocalOnly(lr=0.001)}}
+    mine = fm.compare(named, data=made, tune={"lr": [0.001, 0.5]}, **common, evaluate_clients=3)
+    assert mine.results["mine"][0].info["algorithm"] == "LocalOnly(lr=0.5)"  # also with a label of the user's
     options = {"model": common["model"], "rounds": 1, "local_steps": 1}
     for data, wanted in ((digits, False), (made, False)):
         without = plan(methods, options | {"data": data}, selection=fm.Full(), local_training=data is digits)

@@ -117,7 +117,7 @@ def test_a_trial_that_was_cut_off_is_played_again(tmp_path):
 def test_other_trials_do_not_go_into_the_same_folder(tmp_path, change, field):
     sweep(settings(trials=1), tmp_path)
     before = (tmp_path / "sweep.toml").read_bytes()
-    with pytest.raises(ValueError, match=f"Cannot go on with the search in .* because its '{field}' is"):
+    with pytest.raises(ValueError, match=f"Cannot continue the search in .* because its '{field}' is"):
         sweep(config.parse(config.SweepConfig, RUN | change), tmp_path)
     assert (tmp_path / "sweep.toml").read_bytes() == before
 

@@ -5,18 +5,24 @@ import io
 import itertools
 import json
 import math
+import re
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import fedmos as fm
+from fedmos.cli.compare import _rich_table
 from fedmos.config import schema as config
-from fedmos.experiments.captions import interval_note
+from fedmos.experiments.captions import interval_note, notes
 from fedmos.experiments.compare import compare
 from fedmos.experiments.progress import LineObserver, LiveTable, last_record
 from fedmos.experiments.seed_statistics import MethodResult, final_mean, ratio
-from fedmos.experiments.table import ComparisonTable, as_latex, as_markdown
+from fedmos.experiments.table import ComparisonTable
+from fedmos.experiments.table_formats import as_latex, as_markdown
+from fedmos.report.curves import curve
 from helpers import comparisons
 from helpers.histories import history
 
@@ -135,6 +141,38 @@ def test_fewer_than_three_seeds_have_no_interval():
     )
 
 
+def test_local_training_alone_has_no_global_model():
+    """Its global model is the initial one, which may even reach a low target: no cell shows its accuracy."""
+    made = table(base=[history([0.1, 0.6])], alone=[history([0.7, 0.7])])
+    infos = {0: {"algorithm": "LocalOnly(lr=0.1)", "client_accuracy": {"mean": 0.8, "samples": "test"}}}
+    alone = replace(made.results[1], infos=infos)
+    made = replace(made, results=[made.results[0], alone])
+    headings = [column.heading for column in made.columns()]
+    cells = dict(zip(headings, made.cells()[1], strict=True))
+    assert cells.pop("method") == "alone"
+    assert cells.pop("mean accuracy of clients") == "0.800"
+    assert set(cells.values()) == {"–"}
+    assert notes(made) == "alone has no global model, so cells about it are empty (–)."
+    assert made.to_dict()["methods"][1]["reached"] == 0
+    assert curve(alone, "accuracy").rounds == []
+    assert curve(made.results[0], "accuracy").rounds == [1, 2]
+    assert alone.trains("personal_accuracy")
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_table_of_a_terminal_breaks_no_word(width):
+    runs = [history([0.1, 0.6]), history([0.1, 0.1, 0.6]), history([0.1, 0.6])]
+    made = table(base=runs, **{"another method": runs})
+    drawn = Console(width=width, record=True, file=io.StringIO())
+    drawn.print(_rich_table(comparisons.settings(), made, width))
+    text = drawn.export_text()
+    assert all(len(line) <= width for line in text.splitlines())
+    said, words = " ".join(text.split()), set(re.findall(r"[\w.]+", text))
+    for column in made.columns(brief=True):
+        assert column.heading in said or set(re.findall(r"[\w.]+", column.heading)) <= words
+    assert ("No room here for:" in said) == (width < 200)
+
+
 def test_some_seeds_reach_it():
     made = table(base=[history([0.1, 0.6]), history([0.1, 0.6])], half=[history([0.6]), history([0.1, 0.2])])
     headings = [c.heading for c in made.columns()]
@@ -219,7 +257,7 @@ def test_targets_and_baselines_that_are_refused(change, sentence):
 def test_a_folder_with_other_runs_is_left_as_it_is(done, change, field):
     out, _ = done
     before = {path: path.read_bytes() for path in out.glob("*.*")}
-    with pytest.raises(ValueError, match=f"Cannot go on with the comparison in .* because its '{field}' is"):
+    with pytest.raises(ValueError, match=f"Cannot continue the comparison in .* because its '{field}' is"):
         comparisons.run(out, **change)
     assert {path: path.read_bytes() for path in out.glob("*.*")} == before
 

@@ -12,7 +12,7 @@ import torch
 import fedmos as fm
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Error, Message
 
 from fedmos.flower import Deploy, client_app, manifest, server, wire
 from fedmos.flower.client_runtime import ClientRuntime
@@ -26,7 +26,18 @@ from helpers.flower_runs import BAD, CLIENTS, EVERYONE, arguments, assert_same, 
 from helpers.private import gaussian
 
 MORE = pytest.mark.extended
-JOB = {"lr": 0.1, "N": 6, "S": 3, "W": 1.0, "p": 1 / 6, "last": -1, "width": 0, "keep": False}
+JOB = {
+    "lr": 0.1,
+    "N": 6,
+    "S": 3,
+    "W": 1.0,
+    "p": 1 / 6,
+    "last": -1,
+    "width": 0,
+    "keep": False,
+    "stored": "",
+    "restart": "",
+}
 
 
 @pytest.fixture
@@ -240,11 +251,16 @@ def test_releases_of_old_rounds_are_deleted(deployed):
 def test_a_client_that_is_away_contributes_zero(tmp_path, clock):
     from helpers.flower_runs import Deployed
 
-    def moved(name, away, **changes):
+    def moved(name, away, refused=(), **changes):
         given = private(rounds=1, privacy=gaussian(0.05, 0.0), selection=EVERYONE) | changes
         made = Deployed(tmp_path / name, given)
         for node in away:
             made.network.nodes[100 + node].online = False
+        made.network.tamper = lambda request, reply: (
+            Message(Error(2, "no"), reply_to=request)
+            if request.metadata.message_type == wire.TRAIN and request.metadata.dst_node_id - 100 in refused
+            else reply
+        )
         result = made.run()
         assert not result.history[0].abandoned
         return result.params - torch.cat([v.detach().flatten() for v in given["model"].parameters()])
@@ -252,9 +268,30 @@ def test_a_client_that_is_away_contributes_zero(tmp_path, clock):
     whole, without = moved("whole", []), moved("without", [BAD])
     alone = moved("alone", [], selection=fm.FixedCohorts([[BAD]]))
     assert torch.allclose(whole - without, alone / CLIENTS, atol=1e-7)
-    assert not moved("none", range(CLIENTS)).any()
-    noise = moved("noise", range(CLIENTS), privacy=gaussian(0.05, 1.0))
+    assert not moved("none", [], range(CLIENTS)).any()
+    noise = moved("noise", [], range(CLIENTS), privacy=gaussian(0.05, 1.0))
     assert 0.3 < float(noise.std()) / (0.05 / CLIENTS) < 3
+
+
+@pytest.mark.parametrize("algorithm", [fm.FedAvg(lr=0.1), fm.Scaffold(lr=0.1)], ids=lambda a: type(a).__name__)
+def test_late_clients_do_not_count_because_nobody_else_answers(deployed, clock, algorithm):
+    """A client that answers keeps the server from waiting for the others; without it, they count no more than with it."""
+    given = private(algorithm, rounds=1, privacy=gaussian(0.05, 0.0), selection=fm.FixedCohorts([[1, 3], [0, 1, 3]]))
+    made, hour = deployed(given), 3600.0
+    listed, late = made.network.get_nodes, [made.network.nodes[101], made.network.nodes[103]]
+    for node in late:
+        node.online = False
+
+    def get_nodes():
+        for node in late:
+            node.online = node.online or clock.now - 1000 > hour
+        return listed()
+
+    made.network.get_nodes = get_nodes
+    (record,) = (result := made.run()).history
+    assert clock.now - 1000 > hour
+    assert (record.cohort, record.late, record.abandoned) == ([1, 3], [1, 3], False)
+    assert torch.equal(result.params, torch.cat([v.detach().flatten() for v in given["model"].parameters()]))
 
 
 def test_an_upload_that_is_not_clipped_is_refused(deployed, caplog):
@@ -321,11 +358,6 @@ def test_messages_tell_a_client_nothing_about_the_others(deployed):
         ({"system": fm.System(quorum=0.5)}, {}, "Cannot use privacy= with a quorum because an abandoned round"),
         ({"aggregation": fm.aggregation.Median()}, {}, r"Cannot use aggregation=Median\(\) with 'privacy' because"),
         ({"update_norms": True}, {}, "Cannot use privacy= with update_norms because"),
-        (
-            {"privacy": fm.privacy.Local(1.0, 1.0, 1e-3)},
-            {},
-            "Cannot use privacy=Local.* in a deployment because its noise",
-        ),
     ],
     ids=lambda v: "" if isinstance(v, str) else ",".join(v),
 )

@@ -50,8 +50,8 @@ def test_a_node_with_an_unknown_client_is_refused(deployed, caplog):
     made.network.nodes[200] = stranger
     with caplog.at_level(logging.WARNING, "fedmos"):
         made.run()
-    assert "Refused node 200: its app failed" in caplog.text
-    assert "'client' must be one of 0, 1, 2, 3, 4, 5" in caplog.text
+    assert "Refused node 200: its configuration is invalid (code 120)" in caplog.text
+    assert "'client' must be one of 0, 1, 2, 3, 4, 5" in caplog.text  # in the client's own log
 
 
 def test_mistakes_are_named(deployed, tmp_path):

@@ -150,9 +150,9 @@ def test_a_disconnected_client_delays_one_round_by_rejoin(deployed, monkeypatch,
 def test_state_on_the_clients_disk(deployed):
     """Of each client the state of its last rounds, and nothing older; without it, the client is refused."""
     given = arguments(algorithm=fm.Scaffold(lr=0.1), selection=EVERYONE)
-    made = deployed(given)
+    made = deployed(given, keep_checkpoints=2)
     made.run()
-    (folder,) = (made.folder / "state" / "2").iterdir()
+    folder = made.client_folder("2")
     assert sorted(path.name for path in folder.iterdir()) == [f"state-{t}.safetensors" for t in (1, 2, 3)]
     assert folder.name == json.loads((made.folder / "run" / "deployment.json").read_text())["run"]
     expected = fm.run(**given)
@@ -179,7 +179,7 @@ def test_damaged_state(deployed, caplog, damage):
     given = arguments(algorithm=fm.Scaffold(lr=0.1), selection=EVERYONE, rounds=2)
     made = deployed(given)
     made.run()
-    (folder,) = (made.folder / "state" / "2").iterdir()
+    folder = made.client_folder("2")
     path = folder / "state-1.safetensors"
     raw = path.read_bytes()
     if damage == "gone":
@@ -191,7 +191,7 @@ def test_damaged_state(deployed, caplog, damage):
     elif damage == "another run's":
         path.write_bytes(raw.replace(folder.name.encode(), b"0" * 32))
     else:
-        (other,) = (made.folder / "state" / "3").iterdir()
+        other = made.client_folder("3")
         path.write_bytes((other / path.name).read_bytes())
     with caplog.at_level(logging.WARNING, "fedmos"):
         result = made.run(rounds=3)
@@ -199,4 +199,6 @@ def test_damaged_state(deployed, caplog, damage):
     said = {"gone": "does not exist", "cut": "cannot be read", "bit": "is damaged"}.get(
         damage, "belongs to another run, client or round"
     )
-    assert any("client '2'" in line and said in line for line in caplog.messages)
+    assert any("client '2'" in line and "its stored state is missing or damaged" in line for line in caplog.messages)
+    assert said in caplog.text  # in the client's own log
+    assert not any("client '2'" in line and said in line for line in caplog.messages)

@@ -9,11 +9,18 @@ import pytest
 import torch
 
 import fedmos as fm
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
+from flwr.app import Error, Message
+
 from fedmos.aggregation import Secure
 from fedmos.engine.secure_sums import SATURATED
 from fedmos.flower import manifest, server, wire
+from fedmos.flower.channel import OutageError
+from fedmos.flower.client_errors import ClientErrorCode
 from fedmos.flower.client_folder import ClientFolder
 from fedmos.flower.client_runtime import ClientRuntime
+from fedmos.flower.decoded_sums import DecodedSums
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.secure_backend import SecureFlowerBackend
 from fedmos.flower.secure_client import SecureClient
@@ -110,15 +117,20 @@ def test_clients_that_leave(deployed, clients, gone, kind):
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-def test_too_few_clients_abandon_the_round(deployed, kind, caplog):
-    """Three of four: a single upload is never decoded. The next round counts."""
-    made = deployed(secure(data=many(4), selection=fm.Full(), rounds=2) | SOON)
+def test_too_few_clients_wait_and_begin_a_new_session(deployed, kind, caplog):
+    """Three of four: a single upload is never decoded. When they are back, the bits are those without the outage."""
+    given = secure(data=many(4), selection=fm.Full(), rounds=2) | SOON
+    made = deployed(given, outage_limit=30.0)
     made.network.tamper = silent(kind, [0, 1, 3])
-    with caplog.at_level(logging.WARNING):
-        result = made.run()
-    assert [r.abandoned for r in result.history] == [True, False]
-    assert "Secure aggregation of a round is abandoned: 1 clients" in caplog.text
-    assert "3 are needed" in caplog.text
+    with caplog.at_level(logging.WARNING), pytest.raises(OutageError, match="Cannot go on with round 1 because"):
+        made.run()
+    if kind != wire.KEYS:
+        assert "Secure aggregation of a round is abandoned: 1 clients" in caplog.text
+        assert "3 are needed" in caplog.text
+    made.network.tamper = lambda request, reply: reply
+    result = made.run()
+    assert not any(r.abandoned for r in result.history)
+    assert torch.equal(result.params, fm.run(**given | {"system": None}).params)
 
 
 @pytest.fixture
@@ -127,10 +139,10 @@ def uploads(monkeypatch):
     found = []
     keys, save = SecureClient.keys, ClientFolder.save_upload
 
-    def noted(self, header, declaration, phase, uploads):
+    def noted(self, header, declaration, phase, uploads, asked):
         found.extend(v.numpy().tobytes() for v in uploads.values())
         found.extend(v.double().numpy().tobytes() for v in uploads.values())
-        return keys(self, header, declaration, phase, uploads)
+        return keys(self, header, declaration, phase, uploads, asked)
 
     def saved(self, t, upload):
         for key, v in upload.items():
@@ -232,6 +244,45 @@ def test_a_server_that_is_killed_repeats_the_round_with_new_keys(deployed, kind)
     assert len(set(masked)) == len(masked)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "selection"),
+    [
+        (fm.FedAvg(lr=0.1), fm.UCB(m=4)),
+        pytest.param(fm.Mime(lr=0.1, beta=0.5), fm.Uniform(m=4), marks=pytest.mark.extended),
+    ],
+    ids=["reports", "Mime"],
+)
+def test_a_killed_server_decodes_no_second_sum_of_a_round(deployed, monkeypatch, algorithm, selection):
+    """A sum over other clients would tell their uploads: the stored one is used, whoever would answer then."""
+    given = secure(algorithm=algorithm, selection=selection, downlink=fm.codecs.TopK(0.5))
+    made, add, masked = deployed(given | SOON), DecodedSums.add, []
+
+    class Killed(BaseException):
+        pass
+
+    def added(self, t, phase, found):
+        add(self, t, phase, found)
+        if (t, phase) == (1, "train"):
+            monkeypatch.setattr(DecodedSums, "add", add)
+            raise Killed
+
+    def tamper(request, reply):
+        masked.extend([request.content["fedmos"]["round"]] * (request.metadata.message_type == wire.MASKED))
+        return reply
+
+    monkeypatch.setattr(DecodedSums, "add", added)
+    made.network.tamper = tamper
+    with pytest.raises(Killed):
+        made.run()
+    before = masked.count(1)
+    absent = silent(wire.KEYS, [0, 1, 2], rounds=(1,))
+    made.network.tamper = lambda request, reply: tamper(request, absent(request, reply))
+    got, expected = made.run(), fm.run(**given)
+    assert masked.count(1) == before > 0
+    assert [(r.cohort, r.late, r.abandoned) for r in got.history] == [(r.cohort, [], False) for r in expected.history]
+    assert torch.equal(got.params, expected.params)
+
+
 def client_of(made, name: str = "0") -> ClientRuntime:
     return ClientRuntime(Deployment.of(made.given), name, str(made.folder / "state"), None)
 
@@ -268,12 +319,7 @@ def test_a_client_answers_each_request_of_a_session_once(deployed):
                 other = node.answer(request)
                 request.content["fedmos"]["members"] = header["members"]
                 assert other.has_error()
-                text = (
-                    "must be of shape"
-                    if request.metadata.message_type in (wire.SHARES, wire.MASKED)
-                    else "differs from an"
-                )
-                assert text in other.error.reason
+                assert other.error.code == ClientErrorCode.INVALID_REQUEST
         return reply
 
     made.network.tamper = tamper
@@ -281,19 +327,50 @@ def test_a_client_answers_each_request_of_a_session_once(deployed):
     assert set(answers) == set(KINDS)
     assert not result.history[0].abandoned
     session = next((made.folder / "state" / "0").glob("*/secure/*"))
-    assert sorted(p.name for p in session.iterdir()) == ["answer", "members", "sharing", "uploaded"]
+    assert sorted(p.name for p in session.iterdir()) == ["answer", "members", "request", "sharing", "uploaded"]
     assert all(p.stat().st_mode & 0o077 == 0 for p in session.iterdir())
-    with pytest.raises(wire.RefusedError, match="no such session, or not come so far"):
-        client_of(made).handle(wire.MASKED, answers[wire.MASKED].content)
+    for kind, sentence in ((wire.MASKED, "no such session, or not come so far"), (wire.KEYS, "its session has ended")):
+        with pytest.raises(wire.RefusedError, match=sentence):
+            client_of(made).handle(kind, answers[kind].content)
+
+
+@pytest.mark.parametrize("field", ["factors", "steps"])
+def test_masks_hide_one_upload_only(deployed, field):
+    """Other factors or steps make other integers of an upload, and their difference under the same masks shows both."""
+    made = deployed(secure(data=many(4), selection=fm.Full(), rounds=1))
+    keys, codes = {}, []
+
+    def tamper(request, reply):
+        header = request.content["fedmos"]
+        if header["client"] == 0 and request.metadata.message_type == wire.KEYS:
+            keys[0] = request
+        if header["client"] == 0 and request.metadata.message_type == wire.MASKED:
+            node, asked = made.network.nodes[100], keys[0].content["fedmos"]
+            before = list(asked[field])
+            asked[field] = [2 * v for v in before]
+            codes.append(node.answer(keys[0]).error.code)
+            asked[field] = before
+            again = node.answer(request)
+            assert again.content["vectors"]["w delta"].data == reply.content["vectors"]["w delta"].data
+        return reply
+
+    made.network.tamper = tamper
+    assert not made.run().history[0].abandoned
+    assert codes == [ClientErrorCode.INVALID_REQUEST]
 
 
 @pytest.mark.extended
 def test_wrong_shares_abandon_the_round(deployed, monkeypatch, caplog):
     unmask = ClientSession.unmask
-    monkeypatch.setattr(ClientSession, "unmask", lambda self, *given: bytes(len(unmask(self, *given))))
-    made = deployed(secure(rounds=1))
+
+    def wrong(self, *given):
+        shares = unmask(self, *given)
+        return bytes(len(shares)) if "/0/" in self.context else shares
+
+    monkeypatch.setattr(ClientSession, "unmask", wrong)
+    made = deployed(secure(rounds=2))
     with caplog.at_level(logging.WARNING):
-        assert made.run().history[0].abandoned
+        assert [record.abandoned for record in made.run().history] == [True, False]
     assert "Cannot unmask the sum because shares of client" in caplog.text
 
 
@@ -316,7 +393,8 @@ def test_private_runs_give_the_bits_of_the_simulation_with_its_noise(deployed, m
 def test_private_runs_stop_where_a_sum_cannot_be_decoded(deployed):
     """They go on, with all clients, when they are started again."""
     made = deployed(secure(data=many(4), selection=fm.Full(), privacy=gaussian(0.05, 1.0), aggregation=Secure()) | SOON)
-    made.network.tamper = silent(wire.MASKED, [0, 1], rounds=(1,))
+    lost = silent(wire.MASKED, [0, 1], rounds=(1,))
+    made.network.tamper = lambda request, reply: lost(request, reply) or Message(Error(2, "no"), reply_to=request)
     with pytest.raises(RuntimeError, match=r"Cannot sum the uploads of round 2 because too few clients stayed in it"):
         made.run()
     made.network.tamper = lambda request, reply: reply

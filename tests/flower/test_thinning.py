@@ -10,6 +10,7 @@ from flwr.app import Message, RecordDict
 
 import fedmos as fm
 from fedmos.flower import wire
+from fedmos.flower.client_errors import ClientErrorCode
 from helpers.flower_runs import Deployed, arguments, assert_same
 
 ALGORITHMS = {"FedAvg": fm.FedAvg(lr=0.1), "Scaffold": fm.Scaffold(lr=0.1), "Mime": fm.Mime(lr=0.1, beta=0.5)}
@@ -74,24 +75,25 @@ def test_a_number_is_sent_once(tmp_path):
     assert {r.bytes_up for r in deployed.history} == {(4 * 1 + 2 * (D + 1)) * 4}
 
 
-def test_uploads_that_are_not_asked_for_are_dropped(tmp_path):
+def test_uploads_that_are_not_asked_for_are_dropped(tmp_path, caplog):
     """A client keeps one upload at most, until the next time that it trains."""
     deployed = Deployed(tmp_path, arguments(selection=Best(), rounds=4))
     deployed.run()
     kept = sorted((tmp_path / "state").rglob("upload.safetensors"))
     assert len(kept) == 6
-    assert "belongs to another run, client or round" in ask_for_upload(deployed, round_=0)
+    assert ask_for_upload(deployed, round_=0) == ClientErrorCode.STATE
+    assert "belongs to another run, client or round" in caplog.text
 
 
-def ask_for_upload(deployed: Deployed, round_: int) -> str:
-    """Ask a client for the upload of an earlier round; returns its error."""
+def ask_for_upload(deployed: Deployed, round_: int) -> int:
+    """Ask a client for the upload of an earlier round; returns the code of its error."""
     last = next(m for m in reversed(deployed.network.sent) if m.metadata.message_type == wire.UPLOAD)
     header = dict(last.content["fedmos"]) | {"round": round_}
     content = RecordDict(last.content)
     content["fedmos"] = type(last.content["fedmos"])(header)
     message = Message(content, last.metadata.dst_node_id, wire.UPLOAD)
     message.metadata.__dict__["_message_id"] = "late"
-    return deployed.network.nodes[last.metadata.dst_node_id].answer(message).error.reason
+    return deployed.network.nodes[last.metadata.dst_node_id].answer(message).error.code
 
 
 def test_an_upload_that_fails_is_left_out(tmp_path):

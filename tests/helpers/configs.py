@@ -1,4 +1,4 @@
-"""A configuration file of a quick run."""
+"""Configurations of quick runs."""
 
 RUN = """
 rounds = 2
@@ -23,3 +23,14 @@ lr = 0.05
 name = "ACS"
 m = 5
 """
+
+TABLE = {
+    "rounds": 1,
+    "local_steps": 2,
+    "batch_size": 4,
+    "engine": "loop",
+    "device": "cpu",
+    "data": {"name": "digits", "clients": 6},
+    "model": {"name": "logistic", "features": 64},
+}
+"""A configuration without algorithm and selection."""

@@ -22,6 +22,7 @@ class Node:
 
     def __init__(self, number: int, app: Callable[[], ClientApp], config: dict[str, Any]) -> None:
         self.number, self.starts, self.online = number, 1, True
+        self.key = b""
         self._app, self._config = app, config
 
     def answer(self, message: Message) -> Message:
@@ -60,7 +61,9 @@ class Network(Grid):
 
     def get_nodes(self) -> list[NodeInfo]:
         there = [node for node in self.nodes.values() if node.online]
-        return [NodeInfo(node_id=node.number, last_activated_at=str(node.starts)) for node in there]
+        return [
+            NodeInfo(node_id=node.number, last_activated_at=str(node.starts), public_key=node.key) for node in there
+        ]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         numbers = []

@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[f
 from fedmos.flower import Deploy, client_app
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.server import serve
-from helpers.flower_network import Network
+from helpers.flower_network import Network, Node
 
 CLIENTS, ROUNDS = 6, 4
 
@@ -57,6 +57,11 @@ class Deployed:
         self.given = given | {"deploy": Deploy(**{"wait": 1.0, "rejoin": 0.2, "poll": 0.001} | deploy)}
         names = Deployment.of(self.given).names
         self.network = Network(lambda: client_app(self.given), folder / "state", names)
+
+    def client_folder(self, client: str) -> Path:
+        """The folder of a client in the only run."""
+        (folder,) = (path for path in (self.folder / "state" / client).iterdir() if path.is_dir())
+        return folder
 
     def run(self, **changes: Any) -> fm.Result:
         return serve(self.network, Deployment.of(self.given | changes), self.folder / "run")
@@ -110,3 +115,27 @@ SELECTORS = {
 
 BAD = 1
 EVERYONE = fm.Full()
+
+
+class OwnDeployed(Deployed):
+    """A deployment of the named clients, each with data of its own, which the configuration does not have."""
+
+    def __init__(self, folder: Path, given: dict[str, Any], data: fm.FederatedData, names: list[str], **deploy: Any):
+        self.folder, self.data = folder, data
+        self.samples = {name: data.stored(i) for i, name in enumerate(names)}
+        """The samples of each client, which a test may change."""
+        deploy = {"wait": 1.0, "rejoin": 0.2, "poll": 0.001, "clients": names} | deploy
+        self.given = {key: v for key, v in given.items() if key != "data"} | {"deploy": Deploy(**deploy)}
+        self.network = Network(self._app, folder / "state", names)
+
+    def _app(self) -> Any:
+        return client_app(self.given, data=self.samples.__getitem__)
+
+    def connect(self, name: str, number: int) -> None:
+        """Connect a further client, that the configuration does not name, with the data of its number."""
+        self.samples[name] = self.data.stored(number)
+        config = {"client": name, "number": number, "state": str(self.folder / "state")}
+        self.network.nodes[100 + number] = Node(100 + number, self._app, config)
+
+    def run(self, **changes: Any) -> fm.Result:
+        return serve(self.network, Deployment.of(self.given | changes), self.folder / "run", self.data.test)

@@ -228,7 +228,25 @@ class WrongPersonal(Mistake):
         return c.x[:1]
 
 
+class LostState(Mistake):
+    server_state = ("v",)
+
+    def server(self, x, state, agg, ctx):
+        state["v"] = 0.9 * state["v"] + agg["A"]
+        return x + state["v"], {}
+
+
+class LostOwn(Mistake):
+    client_state = ("h",)
+
+    def finish(self, y, s, c, grad):
+        c.own["h"] = c.own["h"] + y - c.x
+        return {"delta": y - c.x}, {}
+
+
 REFUSED = {
+    LostState: "LostState: 'server' must return 'v' because assigning state['v'] changes nothing",
+    LostOwn: "LostOwn: 'finish' must return 'h' because assigning c.own['h'] changes nothing",
     OneTensor: "OneTensor: 'step' must return a tensor and a dictionary of tensors, got a tensor of shape",
     OneDirection: "OneDirection: 'direction' must return a tensor and a dictionary of tensors, got a tensor of shape",
     UploadOnly: "UploadOnly: 'finish' must return uploads, a dictionary, and a dictionary of tensors, got a dict",
@@ -378,11 +396,51 @@ class CohortDelivered(Mistake):
         return upload, {"h": upload["delta"] / upload["delta"].norm()}
 
 
+class CohortPersonal(Mistake):
+    client_state = ("v",)
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x}, {"v": y}
+
+    def personal(self, c):
+        return c.own["v"] / c.own["v"].norm()
+
+
+class PersonalNoise(Mistake):
+    def personal(self, c):
+        return c.x + torch.randn(c.x.shape[-1], dtype=c.x.dtype)
+
+
+class Branching(Mistake):
+    def direction(self, y, s, c, grad, k):
+        return (grad(y) if k < c.K - 1 else 2 * grad(y)), s
+
+
+class ReadsNumber(Mistake):
+    def finish(self, y, s, c, grad):
+        return {"delta": (y - c.x) / int(c.K)}, {}
+
+
 class WrongRule(Mistake):
     reduce = {"A": ("delta", "median")}
 
 
+class MisspeltMethod(Mistake):
+    def direcion(self, y, s, c, grad, k):
+        return 2 * grad(y), s
+
+
+class MisspeltDeclaration(Mistake):
+    server_sate = ("v",)
+
+
 FOUND = {
+    CohortPersonal: "CohortPersonal: 'personal' must return for a client in a cohort what it returns for the client alone",
+    PersonalNoise: "PersonalNoise: 'personal' must not draw from PyTorch's global generator",
+    Branching: "Branching: 'direction' must not read the value of a tensor, by `if`, int(), float() or .item()",
+    ReadsNumber: "ReadsNumber: 'finish' must not read the value of a tensor, by `if`, int(), float() or .item()",
+    MisspeltMethod: "MisspeltMethod: 'direcion' has no meaning to fedmos and is ignored (did you mean 'direction'?)",
+    MisspeltDeclaration: "MisspeltDeclaration: 'server_sate' has no meaning to fedmos and is ignored (did you mean 's",
     CohortNorm: "CohortNorm: 'direction' must return for a client in a cohort what it returns for the client alone, but "
     "direction differs",
     CohortMean: "CohortMean: 'step' must return for a client in a cohort what it returns for the client alone, but y",

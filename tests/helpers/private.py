@@ -11,7 +11,7 @@ import torch
 import fedmos as fm
 from fedmos.engine.backend import PhaseInput, complete
 from fedmos.engine.cohort import Cohort
-from fedmos.engine.round import broadcast
+from fedmos.engine.training import broadcast
 from fedmos.run.run import Run
 from fedmos.run.spec import RunSpec
 from helpers.conformance import LOGISTIC, SEED

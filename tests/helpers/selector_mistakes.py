@@ -138,7 +138,40 @@ class ThinsOthers(First):
         return [view.N - 1], [1.0]
 
 
+class UndeclaredReport(First):
+    def select(self, view):
+        return view.reported["loss"].argsort()[: self.m], torch.ones(self.m)
+
+
+class UndeclaredState(First):
+    def select(self, view):
+        return view.state["order"][: self.m], torch.ones(self.m)
+
+
+class UnsetState(First):
+    state = ("order",)
+
+    def select(self, view):
+        return view.state["order"][: self.m], torch.ones(self.m)
+
+
+class SilentUpdates(First):
+    """Without the declaration nobody has ever sent an update, it seems."""
+
+    def select(self, view):
+        return super().select(view) if not view.updates else (torch.tensor(list(view.updates)), torch.ones(1))
+
+
+class MisspeltReports(First):
+    report = ("loss",)
+
+
 SELECTORS: dict[type[First], str] = {
+    UndeclaredReport: "UndeclaredReport: there is no view.reported['loss']; 'reports' declares nothing",
+    UndeclaredState: "UndeclaredState: there is no view.state['order']; 'state' declares nothing",
+    UnsetState: "UnsetState: there is no view.state['order'] yet, because state starts empty",
+    SilentUpdates: "SilentUpdates: there is no view.updates because the server stores them only for selectors that",
+    MisspeltReports: "MisspeltReports: 'report' has no meaning to fedmos and is ignored (did you mean 'reports'?)",
     OutOfRange: "OutOfRange: 'select' must return client numbers from 0 to 9, got [10]",
     NegativeWeight: "NegativeWeight: 'select' must return a weight ≥ 0 for each client",
     ZeroWeights: "ZeroWeights: 'select' must return weights of which some are > 0",

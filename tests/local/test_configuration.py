@@ -8,17 +8,9 @@ import fedmos as fm
 from fedmos.config import schema as config
 from fedmos.experiments import runner
 from fedmos.storage import toml
+from helpers.configs import TABLE
 
-COMMON = {
-    "rounds": 1,
-    "local_steps": 2,
-    "batch_size": 4,
-    "engine": "loop",
-    "device": "cpu",
-    "data": {"name": "digits", "clients": 6},
-    "model": {"name": "logistic", "features": 64},
-}
-RUN = COMMON | {"algorithm": {"name": "FedAvg", "lr": 0.01}, "selection": {"name": "Uniform", "m": 2}}
+RUN = TABLE | {"algorithm": {"name": "FedAvg", "lr": 0.01}, "selection": {"name": "Uniform", "m": 2}}
 
 
 def built(**options):
@@ -80,7 +72,7 @@ def test_a_method_of_a_comparison_has_its_own():
     method = {"algorithm": {"name": "FedAvg", "lr": 0.01}, "selection": {"name": "Uniform", "m": 2}}
     settings = config.parse(
         config.CompareConfig,
-        COMMON
+        TABLE
         | {
             "title": "SAM",
             "seeds": [0],
@@ -99,7 +91,7 @@ def test_a_method_that_refuses_its_optimiser_is_found_before_the_first_run():
     method = {"selection": {"name": "Uniform", "m": 2}, "local": {"name": "Adam"}}
     settings = config.parse(
         config.CompareConfig,
-        COMMON
+        TABLE
         | {
             "title": "Adam",
             "seeds": [0],

@@ -238,6 +238,9 @@ def test_an_optimiser_of_the_user(state, engine):
     assert result.history[0].bytes_up == len(result.history[0].cohort) * (D * NUMBER + extra)
 
 
+IN_PLACE = "in place (y -= …, add_, v[i] = …); use a new tensor (y = y - …) or a clone"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Faulty(fm.local.LocalOptimizer):
     """Returns `wrong`."""
@@ -257,6 +260,9 @@ class Faulty(fm.local.LocalOptimizer):
         (lambda d, s: (d, {"m": d, "v": d}), "'update' must return the state m, got m, v"),
         (lambda d, s: (d.sum(-1), s), "'update' must return a direction of shape (3, 15), got (3,)"),
         (lambda d, s: (d, {"m": d.norm()}), "'update' must return 'm' of shape (3, 15), got ()"),
+        (lambda d, s: (d + s["n"], s), "there is no s['n']; 'state' declares m"),
+        (lambda d, s: (d, {"m": s["m"].add_(d)}), f"'update' must not change s['m'] {IN_PLACE}"),
+        (lambda d, s: (d.mul_(0.5), s), f"'update' must not change d {IN_PLACE}"),
     ],
 )
 def test_a_faulty_optimiser_is_named(wrong, sentence):

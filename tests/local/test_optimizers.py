@@ -183,3 +183,10 @@ def test_values_out_of_range_are_refused(make, sentence):
     with pytest.raises(ValueError) as caught:
         make()
     assert str(caught.value) == sentence
+
+
+def test_fields_by_position_are_those_of_the_documentation():
+    """`keep` and `average` are given by name."""
+    assert fm.local.SGD(0.9, True) == fm.local.SGD(momentum=0.9, nesterov=True)
+    assert fm.local.AdamW(0.5, 0.9, 1e-6, 0.1, keep=True).weight_decay == 0.1
+    assert fm.local.Muon(0.9, 3) == fm.local.Muon(momentum=0.9, steps=3)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
+from fedmos.run.build import _warn_of_initial_model
 from helpers.conformance import CASES, EACH, LOGISTIC, LR, close, train
 from helpers.reference_shared import BIASES_OF, WEIGHTS_OF, SharedPart, one_step, trained
 
@@ -225,6 +226,15 @@ def test_runs_side_by_side(digits):
                 close(v, b.client_state(i)[name], 1e-5, name)
 
 
+@pytest.mark.parametrize(("evaluate", "warned"), [(None, True), (1, False)])
+def test_local_training_without_metrics_of_own_models_is_warned_of(evaluate, warned, caplog):
+    _warn_of_initial_model.cache_clear()
+    data = fm.datasets.load("digits").partition(fm.partition.IID(), clients=4, holdout=0.3)
+    how = {"rounds": 1, "local_steps": 1, "batch_size": 4, "evaluate_clients": evaluate}
+    fm.run(fm.models.logistic(features=64), data, fm.LocalOnly(lr=0.1), fm.Full(), **how)
+    assert ("LocalOnly: accuracy and losses are those of the initial model" in caplog.text) == warned
+
+
 def test_a_saved_result(tmp_path, quick):
     """The global model has the initial values of what clients keep; it is exported and loaded with them."""
     torch.manual_seed(1)
@@ -236,6 +246,8 @@ def test_a_saved_result(tmp_path, quick):
     result.save(tmp_path / "run")
     loaded = fm.Result.load(tmp_path / "run", model)
     assert torch.equal(loaded.params, result.params)
+    with pytest.raises(ValueError, match=r"does not hold what clients keep; use that of fm\.run"):
+        loaded.personal_model(0)
     result.export(tmp_path / "model.safetensors")
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(ValueError, match="parameters that stay with clients have other values"):

@@ -11,7 +11,7 @@ from torch import nn
 import fedmos as fm
 from fedmos.config import registry
 from fedmos.config import schema as config
-from fedmos.models.adapters import LoraLayer
+from fedmos.models.lora_layer import LoraLayer
 from fedmos.storage import RunFolder
 from helpers.configs import RUN
 

@@ -8,7 +8,7 @@ import pytest
 
 import fedmos as fm
 from fedmos.privacy.accountants import RoundAccountant
-from fedmos.privacy.compose import remembers
+from fedmos.privacy.compose import is_stateful
 from fedmos.privacy.sampling import private_selector, sampling_of
 from fedmos.selection.selector import View
 from helpers.conformance import CASES
@@ -81,7 +81,7 @@ def test_sampling_costs_less_than_none():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_which_clients_remember_rounds(case):
     algorithm = case.make()
-    assert remembers(algorithm) == (len(algorithm.client_state) > 0)
+    assert is_stateful(algorithm) == (len(algorithm.client_state) > 0)
 
 
 def test_an_algorithm_that_reads_its_last_round_remembers():
@@ -100,8 +100,8 @@ def test_an_algorithm_that_reads_its_last_round_remembers():
         def finish(self, y, s, c, grad):
             return {"delta": (y - c.x) / _elapsed(c)}, {}
 
-    assert all(remembers(kind(lr=0.1)) for kind in (Elapsed, Inside, ByFunction))
-    assert not remembers(fm.FedAvg(lr=0.1))
+    assert all(is_stateful(kind(lr=0.1)) for kind in (Elapsed, Inside, ByFunction))
+    assert not is_stateful(fm.FedAvg(lr=0.1))
 
 
 def _elapsed(c):

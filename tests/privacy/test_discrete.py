@@ -74,6 +74,13 @@ def test_the_grid():
         Grid.of(1.0, 2.0, 1000, bits=8, clients=50, least=34)
 
 
+@pytest.mark.parametrize("clip", [1.32, 1.3229, 1.0, 127 / 96])
+def test_rounding_does_not_overflow_without_noise(clip):
+    """All clients may round the same number up."""
+    grid = Grid.of(clip, 0.0, 1, bits=8, clients=3, least=2)
+    assert 3 * math.ceil(clip / grid.step) < 2**7
+
+
 @pytest.mark.parametrize("noise", [0.5, 2.0, 12.0])
 @pytest.mark.parametrize("delta", [1e-3, 1e-7])
 def test_epsilon_is_that_of_concentrated_privacy(noise, delta):

@@ -13,18 +13,14 @@ from fedmos.codecs import ErrorFeedback, Quantize
 from fedmos.config import schema as config
 from fedmos.run.callbacks import PlainProgress
 from fedmos.storage import toml
+from helpers.configs import TABLE
 from helpers.conformance import EACH_SENDING, LOGISTIC, LR, SENDING, close
 from helpers.private import arguments, gaussian, private
 
 SOME = [case for case in EACH_SENDING if case.name in ("FedAvg", "Scaffold", "Stem", "FedExP")]
-COMMON = {
+COMMON = TABLE | {
     "rounds": 2,
-    "local_steps": 2,
-    "batch_size": 4,
-    "engine": "loop",
-    "device": "cpu",
     "data": {"name": "digits", "clients": 20},
-    "model": {"name": "logistic", "features": 64},
     "algorithm": {"name": "Scaffold", "lr": 0.01},
     "selection": {"name": "Bernoulli", "rate": 0.2},
 }

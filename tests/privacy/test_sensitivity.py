@@ -11,6 +11,7 @@ import torch
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize, TopK
 from fedmos.privacy.clipping import norm
+from fedmos.privacy.compose import NoisySums
 from helpers.conformance import EACH_SENDING, LOGISTIC, LR, SENDING
 from helpers.private import CLIENTS, Sums, changed_data, distance, gaussian, private
 
@@ -169,6 +170,64 @@ def test_norms_of_long_vectors_are_exact():
     norms = norm({"a": v, "b": v[:, :5]}, torch.ones(2, 1))
     exact = torch.cat([v, v[:, :5]], dim=1).double().norm(dim=1)
     assert norms.double().tolist() == pytest.approx(exact.tolist(), rel=1e-5)
+
+
+@pytest.fixture
+def released(monkeypatch):
+    """The noisy sums of a run, by round, phase and upload; a later run gets the same, whatever its sums are."""
+    found = {}
+
+    def noisy(self, phase, upload, total, state, ctx):
+        key = (ctx.t, phase, upload)
+        clip = self._privacy_bound_in(next(g for g in self._privacy_sums.groups if upload in g.names), state)
+        before = found.setdefault(key, total.clone())
+        assert float((total - before).norm()) <= 2 * float(clip) * (1 + 1e-9)
+        return before.clone()
+
+    for kind in (NoisySums, *NoisySums.__subclasses__()):
+        if "_privacy_noisy" in vars(kind):
+            monkeypatch.setattr(kind, "_privacy_noisy", noisy)
+    return found
+
+
+def check_released(case, released, **changes: object) -> None:
+    how = {"selection": fm.FixedCohorts([[0, 2, 3], [4, 0], [1, 6], [5, 0, 2]]), **changes}
+    one = private(case.make(), **how)
+    assert len(released) >= 4
+    other = private(case.make(), data=changed_data(0), **how)
+    assert torch.equal(one.params, other.params)
+    assert set(one.server_state) == set(other.server_state)
+    for name, v in one.server_state.items():
+        assert torch.equal(v, other.server_state[name]), name
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in EACH_SENDING if c.name in ("Scaffold", "Mime", "Stem", "FedExP", "FedMoS")], ids=str
+)
+def test_server_and_messages_depend_on_noisy_sums_only(case, released):
+    """With the same noisy sums, other data of a client change neither the model nor the state of the server."""
+    check_released(case, released)
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore:FedHBM with beta")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine": "loop", "uplink": ErrorFeedback(TopK(0.4)), "downlink": Quantize(4)},
+        {"privacy": fm.privacy.MatrixFactorization(CLIP, 1.0, 1e-3, bands=3)},
+        {"privacy": gaussian(CLIP, 1.0)},
+    ],
+    ids=["codecs", "correlated", "independent"],
+)
+@pytest.mark.parametrize("case", EACH_SENDING, ids=str)
+def test_every_server_depends_on_noisy_sums_only(case, changes, released):
+    check_released(case, released, **changes)
+
+
+def test_adaptive_bounds_depend_on_noisy_sums_only(released):
+    adaptive = {"privacy": gaussian(CLIP, 1.0, adaptive=True)}
+    check_released(next(c for c in EACH_SENDING if c.name == "FedMoS"), released, **adaptive)
 
 
 def check_absent_client(case, **changes: object) -> None:

@@ -54,6 +54,16 @@ def test_seeds_are_one_line_and_labels_keep_runs_apart(quick):
     assert lines(fm.plot(first)).keys() == {"FedAvg"}
 
 
+def test_labels_of_runs_keep_them_apart(quick):
+    """Runs of one method from different initial weights, say; a seed of its own does not make them one line."""
+    first, second = quick(rounds=2, seed=0, label="scratch"), quick(rounds=2, seed=1, label="pretrained")
+    assert lines(fm.plot([first, second])).keys() == {"scratch", "pretrained"}
+    again = quick(rounds=2, seed=0, label="pretrained")
+    found = lines(fm.plot([first, second, again]))
+    assert found["scratch"][1] == [record.accuracy for record in first.history]
+    assert found["pretrained"][1] == lines(fm.plot({"both": [first, second]}))["both"][1]
+
+
 def test_folders_saved_results_and_results_together(quick, runs, tmp_path):
     quick(rounds=2, out=tmp_path / "run")
     runs[1].save(tmp_path / "saved")

@@ -10,7 +10,8 @@ import pytest
 import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Quantize, Rotate, TopK
 from fedmos.experiments.seed_statistics import MethodResult
-from fedmos.experiments.table import ComparisonTable, as_csv, as_markdown
+from fedmos.experiments.table import ComparisonTable
+from fedmos.experiments.table_formats import as_csv, as_markdown
 from fedmos.report import page
 from fedmos.report.checks import ReportSource
 from fedmos.report.curves import Curve

@@ -13,16 +13,8 @@ from fedmos.run.callback_list import takes_model
 
 
 @pytest.fixture
-def given(digits):
-    return {
-        "model": fm.models.logistic(features=64),
-        "data": digits,
-        "algorithm": fm.FedAvg(lr=0.1),
-        "selection": fm.Uniform(m=3),
-        "rounds": 3,
-        "local_steps": 2,
-        "batch_size": 4,
-    }
+def given(run_arguments):
+    return run_arguments | {"selection": fm.Uniform(m=3)}
 
 
 def weights(model: nn.Module) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The option `evaluate_clients`: every client on its own test samples."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from fedmos.tracking import Tracker
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 import fedmos as fm
 from fedmos.config import schema as config
-from fedmos.run.run import Run
+from fedmos.rng import Purpose, stream
+from fedmos.run.measurements import RoundMeasurements
 from helpers.configs import RUN
 from helpers.conformance import EACH
 
@@ -46,6 +48,38 @@ def run(tested):
         return fm.run(**arguments | changes)
 
     return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(fm.Algorithm):
+    """Own models are drawn around the client's last one, from its own stream, or there are none."""
+
+    lr: float = 0.1
+    own: bool = True
+    client_state = ("v",)
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x}, {"v": y}
+
+    def personal(self, c):
+        v = c.own["v"]
+        return v + 0.1 * fm.rng.normal(c.key, v.shape[-1]).to(v) if self.own else None
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_own_models_from_streams_of_the_clients(run, engine):
+    result = run(algorithm=Sampled(), engine=engine, rounds=1)
+    drawn = torch.stack([parameters_to_vector(result.personal_model(i).parameters()) for i in range(2)])
+    state = torch.stack([result.client_state(i).get("v", torch.zeros(650)) for i in range(2)])
+    key = stream(0, 1, torch.arange(2), Purpose.ALGORITHM)  # of the round after the last
+    torch.testing.assert_close(drawn - state, 0.1 * fm.rng.normal(key, 650).float(), rtol=0, atol=1e-6)
+    assert result.history[-1].personal_accuracy is not None
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_method_may_have_no_personal_models(run, engine):
+    record = run(algorithm=Sampled(own=False), engine=engine, rounds=1).history[-1]
+    assert (record.client_accuracy is None, record.personal_accuracy) == (False, None)
 
 
 def accuracies(model, data):
@@ -181,14 +215,14 @@ def test_resumed_runs_have_the_same_bits(run, tmp_path):
 
 
 def test_an_interrupted_evaluation_is_made_up_for(run, tmp_path, monkeypatch):
-    whole, measure = run(keep_best="personal_accuracy"), Run._with_client_metrics
+    whole, measure = run(keep_best="personal_accuracy"), RoundMeasurements.evaluate_clients
 
     def interrupt(self, record):
         if record.round == 4:
             raise KeyboardInterrupt
         return measure(self, record)
 
-    monkeypatch.setattr(Run, "_with_client_metrics", interrupt)
+    monkeypatch.setattr(RoundMeasurements, "evaluate_clients", interrupt)
     cut = run(out=tmp_path / "run", keep_best="personal_accuracy")
     assert cut.interrupted
     assert cut.history[-1].client_metrics is None
@@ -299,14 +333,6 @@ def test_what_cannot_be_measured_is_refused(run, digits, tested):
     seen, unseen = tested, tested.unseen
     with pytest.raises(ValueError, match="the unseen clients because they have no test samples"):
         run(data=replace(seen, unseen=replace(unseen, tests=None)))
-
-
-def test_deployments_refuse_it():
-    from fedmos.flower.deployment import Deployment
-
-    text = RUN.replace("[data]", "evaluate_clients = 1\n[data]\nholdout = 0.5")
-    with pytest.raises(ValueError, match="Cannot use evaluate_clients in a deployment"):
-        Deployment.of(parse(text))
 
 
 def parse(text):

@@ -12,18 +12,10 @@ from helpers.configs import RUN
 
 
 @pytest.fixture
-def given(digits):
+def given(run_arguments):
     """A run whose accuracy goes up and down."""
-    return {
-        "model": fm.models.logistic(features=64),
-        "data": digits,
-        "algorithm": fm.FedAvg(lr=1.0),
-        "selection": fm.Uniform(m=1),
-        "rounds": 8,
-        "local_steps": 3,
-        "batch_size": 4,
-        "engine": "batched",
-    }
+    changes = {"algorithm": fm.FedAvg(lr=1.0), "selection": fm.Uniform(m=1), "rounds": 8, "local_steps": 3}
+    return run_arguments | changes | {"engine": "batched"}
 
 
 def best_round(result, metric, sign=1):

@@ -13,16 +13,8 @@ SCHEDULES = fm.schedules
 
 
 @pytest.fixture
-def given(digits):
-    return {
-        "model": fm.models.logistic(features=64),
-        "data": digits,
-        "algorithm": fm.FedCM(lr=0.1),
-        "selection": fm.Uniform(m=3),
-        "rounds": 4,
-        "local_steps": 2,
-        "batch_size": 4,
-    }
+def given(run_arguments):
+    return run_arguments | {"algorithm": fm.FedCM(lr=0.1), "selection": fm.Uniform(m=3), "rounds": 4}
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched"])
@@ -122,6 +114,7 @@ def test_personal_models_after_the_last_round(given):
     assert torch.allclose(flat, result.client_state(client)["y_i"])
 
 
-def test_a_method_that_divides_by_a_step_size_of_zero_is_told_so(given):
+@pytest.mark.parametrize("algorithm", [fm.FedCM(lr=0.1), fm.Scaffold(lr=0.1)], ids=["server", "client"])
+def test_a_method_that_divides_by_a_step_size_of_zero_is_told_so(given, algorithm):
     with pytest.raises(fm.DivergenceError, match="round 2 is not finite; use an 'lr_decay' that stays above 0"):
-        fm.run(**given, lr_decay=lambda t: float(t == 0))
+        fm.run(**given | {"algorithm": algorithm}, lr_decay=lambda t: float(t == 0))

@@ -64,6 +64,26 @@ def test_metrics_of_the_user_are_those_of_the_returned_model():
     assert result.history.to_dict()["metrics"][0] is None
 
 
+@pytest.mark.parametrize("name", ["accuracy", "test_loss", "client_accuracy_worst"])
+def test_metrics_have_names_of_their_own(name):
+    """A target of that name would be the other value's."""
+    with pytest.raises(ValueError, match=f"'metrics' must not be called '{name}' because records have another value"):
+        train(metrics={name: lambda outputs, targets: 1.0})
+
+
+def test_a_metric_that_changes_its_arguments_changes_nothing_else():
+    def negated(outputs, targets):
+        targets.add_(1)
+        return outputs.mul_(-1).argmax(1).eq(targets - 1).double().mean()
+
+    plain = train(metrics={"f1": fm.metrics.MacroF1()})
+    result = train(metrics={"negated": negated, "f1": fm.metrics.MacroF1(), "again": negated})
+    for record, expected in zip(result.history, plain.history, strict=True):
+        assert record.metrics["f1"] == expected.metrics["f1"]
+        assert record.metrics["negated"] == record.metrics["again"]
+    assert torch.equal(KINDS["classes"][0].test[1], KINDS["classes"][0].client(0)[1])
+
+
 def test_a_target_can_name_a_metric():
     reached = train("regression", rounds=50, target={"rmse": 0.5})
     assert len(reached.history) < 50
@@ -97,12 +117,25 @@ def test_metrics_of_merged_runs():
         ({"f 1": fm.metrics.AUC()}, "must map names such as 'f1'"),
         ({"f1": fm.metrics.AUC}, "must map names such as 'f1'"),
         ([fm.metrics.AUC(), fm.metrics.AUC()], "different names"),
+        (
+            {"accuracy": fm.metrics.BalancedAccuracy()},
+            "must not be called 'accuracy' because records have another value",
+        ),
         ([max], "a list of fm.metrics"),
         (5, "must be a mapping of names to functions"),
         ({"vector": lambda o, t: o}, "'vector' must return a number"),
         ({"broken": lambda o, t: o @ t}, "Cannot compute the metric 'broken' because it fails on outputs"),
     ],
-    ids=["a name with a space", "a class", "the same twice", "no metric", "a number", "a vector", "an error"],
+    ids=[
+        "a name with a space",
+        "a class",
+        "the same twice",
+        "a known name",
+        "no metric",
+        "a number",
+        "a vector",
+        "an error",
+    ],
 )
 def test_metrics_that_are_refused(metrics, sentence):
     with pytest.raises(ValueError, match=sentence):

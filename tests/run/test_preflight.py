@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import fedmos as fm
+from fedmos.run import preflight
 
 
 def classified(labels, classes=10) -> dict:
@@ -118,6 +120,31 @@ BAD_RUNS = {
         },
         "Cannot use bce because some targets are not in [0, 1]",
     ),
+    "a class of losses": ({"loss": nn.CrossEntropyLoss}, "got the class CrossEntropyLoss; use CrossEntropyLoss()"),
+    "a loss per sample": (
+        {"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")},
+        "run: 'loss' must return one number for a batch, got a tensor of shape (",
+    ),
+    "a loss as a float": (
+        {"loss": lambda o, t: F.cross_entropy(o, t).item()},
+        "; leave .item() or float() out",
+    ),
+    "a loss without a gradient": (
+        {"loss": lambda o, t: (o.argmax(1) != t).float().mean()},
+        "run: 'loss' must have a gradient, but what it returns is no differentiable function of the outputs",
+    ),
+    "outputs in a column": (
+        {
+            "data": fm.FederatedData.from_arrays([(np.zeros((2, 3), np.float32), np.zeros(2, np.float32))]),
+            "model": nn.Linear(3, 1),
+            "selection": fm.Full(),
+            "loss": "mse",
+        },
+        "for 'mse' they must agree; squeeze the model's output, outputs.squeeze(-1), or use targets of shape (n, 1)",
+    ),
+    "a class of optimisers": ({"local": fm.local.Adam}, "got the class Adam itself; use Adam(…)"),
+    "a class of torch": ({"local": torch.optim.Adam}, "got <class 'torch.optim.adam.Adam'>"),
+    "metrics as a text": ({"metrics": "f1"}, "'metrics' must be a mapping of names to functions, or a list of fm.met"),
     "callbacks of numbers": ({"callbacks": [5]}, "run: 'callbacks' must be Callback objects or functions, got 5"),
     "resume without a folder": ({"resume": True}, "run: 'out' must be a folder"),
 }
@@ -348,3 +375,41 @@ def test_a_partition_is_held_to_its_contract():
             digits.partition(Odd(parts), clients=2)
     with pytest.raises(ValueError, match="'scheme' must be a partition"):
         digits.partition(fm.partition.IID, clients=2)
+
+
+def test_misspelt_methods_are_named(quick, caplog):
+    class Misspelt(fm.Algorithm):
+        lr = 0.1
+
+        def direction(self, y, s, c, grad, k):
+            return grad(y), s
+
+        def finsh(self, y, s, c, grad):
+            return {"delta": c.x - y}, {}
+
+        def directions(self):
+            """Beside `direction`, a name of the user's."""
+
+    quick(algorithm=Misspelt())
+    quick(algorithm=Misspelt())
+    (text,) = [record.getMessage() for record in caplog.records if "no meaning" in record.getMessage()]
+    assert text.startswith("Misspelt: 'finsh' has no meaning to fedmos and is ignored (did you mean 'finish'?)")
+
+
+def test_a_misspelt_method_of_a_callback_is_named(quick, caplog):
+    class Silent(fm.Callback):
+        def on_rounds(self, record):
+            raise AssertionError("is never called")
+
+    quick(callbacks=[Silent(), lambda record: None])
+    (text,) = [record.getMessage() for record in caplog.records if "no meaning" in record.getMessage()]
+    assert text.startswith("Silent: 'on_rounds' has no meaning to fedmos and is ignored (did you mean 'on_round'?)")
+
+
+def test_a_model_in_float64_is_trained_in_the_dtype_of_the_run(quick, caplog):
+    preflight._warn_once.cache_clear()  # a sentence is logged once in a process
+    quick(model=fm.models.logistic(features=64).double(), dtype=torch.float64)
+    assert "float64" not in caplog.text
+    result = quick(model=fm.models.logistic(features=64).double())
+    assert result.params.dtype == torch.float32
+    assert "The parameters of the model are float64, and the run trains in float32; use dtype=torch" in caplog.text

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import fedmos as fm
-from fedmos.core.interrupts import interrupt_answered
-from fedmos.core.notices import display_messages, notify, tell
+from fedmos.core.interrupts import message_on_interrupt
+from fedmos.core.notices import display_messages, notify, show_message
 from fedmos.run import callbacks
 from fedmos.run.callbacks import PlainProgress, Progress, progress_display
 
@@ -128,9 +128,9 @@ def test_messages_reach_the_display_or_else_the_standard_error(capsys):
     shown = []
     with display_messages(shown.append):
         notify("a")
-        tell("b")
+        show_message("b")
     notify("c")
-    tell("d")
+    show_message("d")
     assert shown == ["a", "b"]
     assert capsys.readouterr().err == "d\n"
 
@@ -190,7 +190,7 @@ def test_the_handler_of_an_application_is_left_alone(quick):
     pressed = []
     before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
     try:
-        with interrupt_answered("never shown"):
+        with message_on_interrupt("never shown"):
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)

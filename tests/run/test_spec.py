@@ -11,18 +11,6 @@ from fedmos.run.options import options_of
 from fedmos.run.spec import RunSpec
 
 
-@pytest.fixture
-def arguments(digits) -> dict:
-    return {
-        "model": fm.models.logistic(features=64),
-        "data": digits,
-        "algorithm": fm.FedAvg(lr=0.1),
-        "selection": fm.Uniform(m=4),
-        "rounds": 3,
-        "local_steps": 2,
-    }
-
-
 def test_run_has_the_parameters_of_the_spec():
     given, expected = inspect.signature(fm.run).parameters, inspect.signature(RunSpec).parameters
     assert list(given) == list(expected) == [f.name for f in fields(RunSpec)]
@@ -40,17 +28,17 @@ def test_run_documents_every_option():
     assert max(map(len, fm.run.__doc__.splitlines())) <= 120
 
 
-def test_options_are_normalised(arguments):
+def test_options_are_normalised(run_arguments):
     spec = RunSpec(
-        **arguments | {"rounds": np.int64(3), "seed": np.int64(4)}, weight_decay=0, lr_decay={np.int64(2): 1}
+        **run_arguments | {"rounds": np.int64(3), "seed": np.int64(4)}, weight_decay=0, lr_decay={np.int64(2): 1}
     )
     assert [type(v) for v in (spec.rounds, spec.seed, spec.weight_decay)] == [int, int, float]
     assert spec.lr_decay == {2: 1.0}
     assert type(next(iter(spec.lr_decay))) is int
 
 
-def test_a_spec_is_frozen_and_can_be_changed_by_replace(arguments):
-    spec = RunSpec(**arguments)
+def test_a_spec_is_frozen_and_can_be_changed_by_replace(run_arguments):
+    spec = RunSpec(**run_arguments)
     with pytest.raises(FrozenInstanceError):
         spec.rounds = 4
     assert replace(spec, rounds=4).rounds == 4
@@ -74,27 +62,27 @@ def test_none_or_a_valid_value_is_accepted_where_none_is_the_default():
         ({"xyz": 3}, r"run() got an unexpected keyword argument 'xyz'"),
     ],
 )
-def test_an_unknown_argument_is_a_type_error(arguments, given, sentence):
+def test_an_unknown_argument_is_a_type_error(run_arguments, given, sentence):
     with pytest.raises(TypeError) as caught:
-        fm.run(**arguments | given)
+        fm.run(**run_arguments | given)
     assert str(caught.value) == sentence
     with pytest.raises(TypeError) as caught:
-        fm.run_many([arguments | given])
+        fm.run_many([run_arguments | given])
     assert str(caught.value) == sentence.replace("run()", "run_many()")
 
 
-def test_a_missing_or_repeated_argument_is_a_type_error(arguments):
-    del arguments["rounds"]
+def test_a_missing_or_repeated_argument_is_a_type_error(run_arguments):
+    del run_arguments["rounds"]
     with pytest.raises(TypeError, match=r"run\(\) missing a required argument: 'rounds'"):
-        fm.run(**arguments)
+        fm.run(**run_arguments)
     with pytest.raises(TypeError, match=r"run\(\) multiple values for argument 'model'"):
-        fm.run(arguments["model"], **arguments, rounds=1)
+        fm.run(run_arguments["model"], **run_arguments, rounds=1)
     with pytest.raises(TypeError, match=r"run\(\) too many positional arguments"):
-        fm.run(*arguments.values(), 3)
+        fm.run(*run_arguments.values(), 3)
 
 
-def test_positional_and_keyword_arguments_are_the_same_run(arguments):
-    model, data, algorithm, selection, rounds, steps = arguments.values()
-    positional = fm.run(model, data, algorithm, selection, rounds=rounds, local_steps=steps)
-    assert positional.params.equal(fm.run(**arguments).params)
-    assert positional.params.equal(fm.run_many([arguments])[0].params)
+def test_positional_and_keyword_arguments_are_the_same_run(run_arguments):
+    parts, options = list(run_arguments.values())[:4], dict(list(run_arguments.items())[4:])
+    positional = fm.run(*parts, **options)
+    assert positional.params.equal(fm.run(**run_arguments).params)
+    assert positional.params.equal(fm.run_many([run_arguments])[0].params)

@@ -138,3 +138,12 @@ def test_structured_values_are_json_and_follow_equality(one, other):
         assert structured(one) == structured(other)
     elif one != other and not any(isinstance(v, float) and v != v for v in (one, other)):
         assert structured(one) != structured(other) or "nan" in repr(one)
+
+
+def test_attributes_of_a_subclass_that_is_no_dataclass_count():
+    class More(Inner):
+        def __init__(self, more):
+            super().__init__(1)
+            object.__setattr__(self, "more", more)
+
+    assert structured(More(2)) == structured(More(2)) != structured(More(3))

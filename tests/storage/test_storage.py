@@ -167,8 +167,8 @@ def test_a_damaged_checkpoint_is_passed_over(quick, tmp_path, caplog):
     resumed = quick(**how)
     assert torch.equal(resumed.params, whole.params)
     assert "round 4, because of damage to" in resumed.info["recovered"]
-    assert "goes on from round 4" in caplog.text
-    assert "goes on from round 4" in (tmp_path / "run/log.txt").read_text()
+    assert "continues from round 4" in caplog.text
+    assert "continues from round 4" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_no_checkpoint_is_intact(quick, tmp_path):
@@ -185,13 +185,13 @@ def test_no_checkpoint_is_intact(quick, tmp_path):
 
 @pytest.mark.parametrize("name", ["../../secret.jsonl", "/etc/passwd", "000001/../../a.jsonl"])
 def test_a_manifest_cannot_name_files_elsewhere(quick, tmp_path, name):
-    from fedmos.storage.checkpoint import _seal, _unseal
+    from fedmos.storage.checkpoint_format import seal, unseal
 
     quick(out=tmp_path / "run")
     (manifest,) = tmp_path.rglob("manifest.json")
-    content = _unseal(manifest.read_bytes())
+    content = unseal(manifest.read_bytes())
     content["history"][0][0][0] = name
-    manifest.write_bytes(_seal(content))
+    manifest.write_bytes(seal(content))
     with pytest.raises(ValueError, match="its manifest names a file"):
         fm.Result.load(tmp_path / "run")
 

@@ -79,7 +79,7 @@ class TrimmedMean(Aggregation):
 
     def aggregate(self, rows: Tensor, weights: Tensor) -> Tensor:
         S, k = len(rows), self.trimmed(len(rows))
-        # Of equal values, those of smaller weight are removed first, whatever the order of clients.
+        # Equal values are in the order of their weights, so that the result does not depend on the order of clients.
         by_weight = weights.argsort(stable=True)
         weights = weights[by_weight]
 

@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ..core.equality import EqualByFields
+
 
 @dataclass(frozen=True)
-class Aggregation:
+class Aggregation(EqualByFields):
     """Base class of aggregation rules: what the server takes in place of the weighted mean of the clients' rows.
 
     Subclass it as a frozen dataclass and define `aggregate`. A run calls it for every sum that the algorithm declares,

@@ -38,6 +38,7 @@ class FedDyn(Algorithm):
     server_state = ("h",)
     client_state = ("lambda_i",)
     reduce = {"A": ("delta", "avg"), "P": ("delta", "p")}
+    population_sums = {"h": "lambda_i"}
 
     def __post_init__(self) -> None:
         check(self, lr=positive, alpha=positive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +48,36 @@ class FedAvgM(Algorithm):
         return -(1 - self.beta) * state["m"] / (ctx.lr * K)
 
 
+class _AdaptiveServer(Algorithm):
+    """The server of Reddi et al., Algorithm 2, for any second moment v.
+
+    A = Σ_S w_i δ_i;  m ← β1 m + (1 − β1) A;  x ← x + η_s m / (√v + τ).
+    """
+
+    server_lr: float
+    beta1: float
+    tau: float
+
+    server_state = ("m", "v")
+
+    def init(self, x: Tensor) -> Vectors:
+        return {"v": torch.full_like(x, self.tau**2)}
+
+    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
+        v = self._second_moment(state["v"], agg["A"] ** 2)
+        m = self.beta1 * state["m"] + (1 - self.beta1) * agg["A"]
+        return x + self.server_lr * m / (v.sqrt() + self.tau), {"m": m, "v": v}
+
+    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
+        return -state["m"] / (ctx.lr * K)
+
+    @abstractmethod
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        """Return v after a round with A² = square."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class FedAdam(Algorithm):
+class FedAdam(_AdaptiveServer):
     """FedAdam (Reddi et al., ICLR 2021), Algorithm 2.
 
     Client: y ← y − η g(y).
@@ -74,24 +103,15 @@ class FedAdam(Algorithm):
     beta2: float = 0.99
     tau: float = 1e-3
 
-    server_state = ("m", "v")
-
     def __post_init__(self) -> None:
         check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive.up_to(1e9))
 
-    def init(self, x: Tensor) -> Vectors:
-        return {"v": torch.full_like(x, self.tau**2)}
-
-    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        v = self.beta2 * state["v"] + (1 - self.beta2) * agg["A"] ** 2
-        return _adaptive_step(self, x, state["m"], agg["A"], v)
-
-    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
-        return -state["m"] / (ctx.lr * K)
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * square
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedYogi(Algorithm):
+class FedYogi(_AdaptiveServer):
     """FedYogi (Reddi et al., ICLR 2021), Algorithm 2: FedAdam with v ← v − (1 − β2) A² sign(v − A²).
 
     Args:
@@ -112,25 +132,15 @@ class FedYogi(Algorithm):
     beta2: float = 0.99
     tau: float = 1e-3
 
-    server_state = ("m", "v")
-
     def __post_init__(self) -> None:
         check(self, lr=positive, server_lr=positive, beta1=below_one, beta2=below_one, tau=positive.up_to(1e9))
 
-    def init(self, x: Tensor) -> Vectors:
-        return {"v": torch.full_like(x, self.tau**2)}
-
-    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        square = agg["A"] ** 2
-        v = state["v"] - (1 - self.beta2) * square * (state["v"] - square).sign()
-        return _adaptive_step(self, x, state["m"], agg["A"], v)
-
-    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
-        return -state["m"] / (ctx.lr * K)
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * (v - square).sign()
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdagrad(Algorithm):
+class FedAdagrad(_AdaptiveServer):
     """FedAdagrad (Reddi et al., ICLR 2021), Algorithm 2: FedAdam with v ← v + A², and no first moment by default.
 
     Args:
@@ -149,25 +159,8 @@ class FedAdagrad(Algorithm):
     beta1: float = 0.0
     tau: float = 1e-3
 
-    server_state = ("m", "v")
-
     def __post_init__(self) -> None:
         check(self, lr=positive, server_lr=positive, beta1=below_one, tau=positive.up_to(1e9))
 
-    def init(self, x: Tensor) -> Vectors:
-        return {"v": torch.full_like(x, self.tau**2)}
-
-    def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        v = state["v"] + agg["A"] ** 2
-        return _adaptive_step(self, x, state["m"], agg["A"], v)
-
-    def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
-        return -state["m"] / (ctx.lr * K)
-
-
-def _adaptive_step(
-    method: FedAdam | FedYogi | FedAdagrad, x: Tensor, m: Tensor, A: Tensor, v: Tensor
-) -> tuple[Tensor, Vectors]:
-    """m ← β1 m + (1 − β1) A;  x ← x + η_s m / (√v + τ)."""
-    m = method.beta1 * m + (1 - method.beta1) * A
-    return x + method.server_lr * m / (v.sqrt() + method.tau), {"m": m, "v": v}
+    def _second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v + square

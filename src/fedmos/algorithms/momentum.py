@@ -83,6 +83,7 @@ class ScaffoldM(FedAvgMom):
     up = ("delta", "change")
     reduce = FedAvgMom.reduce | {"C": ("change", "p")}
     tracked = ("change",)
+    population_sums = {"c": "c_i"}
 
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
         return {"sum": torch.zeros_like(y)}

@@ -134,7 +134,7 @@ class PFedMe(Algorithm):
         beta: Server step size β.
 
     Deviations:
-        θ goes on from its last value in the next local step of the round, as in PFLlib.
+        θ continues from its last value in the next local step of the round, as in PFLlib.
 
     Example:
         >>> algorithm = fm.PFedMe(lr=0.05, lam=15, inner_lr=0.01)

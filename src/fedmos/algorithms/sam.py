@@ -80,6 +80,7 @@ class FedSpeed(Algorithm):
     server_state: ClassVar[Sequence[Field]] = ("h",)
     client_state: ClassVar[Sequence[Field]] = ("h_i",)
     reduce = {"A": ("delta", "avg"), "P": ("delta", "p")}
+    population_sums = {"h": "h_i"}
 
     def __post_init__(self) -> None:
         check(self, lr=positive, lam=non_negative, rho=non_negative)

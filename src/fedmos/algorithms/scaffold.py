@@ -44,6 +44,7 @@ class Scaffold(Algorithm):
     up = ("delta", "change")
     reduce = {"A": ("delta", "w"), "C": ("change", "p")}
     tracked = ("change",)
+    population_sums = {"c": "c_i"}
 
     def __post_init__(self) -> None:
         check(self, lr=positive, server_lr=positive, option=one_of(1, 2))

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.equality import EqualByFields
 from ..core.formatting import format_value
 from ..core.validation import require, share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack:
+class Attack(EqualByFields):
     """Base class of attacks: what hostile clients of a simulation do, to study aggregation rules with.
 
     Subclass it as a frozen dataclass and define `poison`, which changes the training data of hostile clients, or

@@ -17,6 +17,7 @@ from ..codecs import Float16
 from ..engine.backend import Backend
 from ..engine.cohort import Cohort
 from ..engine.declaration import check_declaration, check_model, names_of
+from ..engine.personal_models import personal_models
 from ..engine.watch import defined_methods, watched
 from ..local.chain import Local
 from ..run.backends import BackendSetting, local_backend
@@ -25,7 +26,7 @@ from ..run.result import Result
 from ..run.run import Run
 from ..run.spec import RunSpec
 from .findings import Findings
-from .trial import ROUNDS, SIZES, options, pristine
+from .trial import ROUNDS, SIZES, independent_copy, options
 from .watcher import MethodWatcher
 
 _TOLERANCE = 1e-6
@@ -67,16 +68,16 @@ class AlgorithmChecks:
         ]
 
     def _spec(self, algorithm: Algorithm | None = None, **changes: Any) -> RunSpec:
-        local = {} if self.local is None else {"local": pristine(self.local)}
-        chosen = pristine(self.algorithm) if algorithm is None else algorithm
+        local = {} if self.local is None else {"local": independent_copy(self.local)}
+        chosen = independent_copy(self.algorithm) if algorithm is None else algorithm
         return RunSpec(algorithm=chosen, **options(self.local_steps, **local, **changes))
 
     def _watch(self, engine: str) -> None:
         """Train with a watcher of all methods."""
         watcher = MethodWatcher(self.findings)
-        algorithm, local = watched(pristine(self.algorithm), watcher), self.local
+        algorithm, local = watched(independent_copy(self.algorithm), watcher), self.local
         if local is not None and not isinstance(local, tuple | list) and defined_methods(type(local)):
-            local = watched(pristine(local), watcher)
+            local = watched(independent_copy(local), watcher)
         changes: dict[str, Any] = {"engine": engine} | ({} if local is None else {"local": local})
         run = Run(RunSpec(algorithm=algorithm, **options(self.local_steps, **changes)))
         self._results[engine] = run.play()
@@ -139,18 +140,30 @@ class AlgorithmChecks:
         )
 
     def _check_models(self) -> None:
-        """Check the shapes of what is asked for after a run only."""
+        """Check what is called after a run only: its shapes, and clients' own models one by one and together."""
         run, own = self._runs.get("batched"), defined_methods(type(self.algorithm))
         if run is None:
             return
         if "personal" in own:
-            for i in run.state.history[-1].cohort:
-                run.state.personal_model(i)
+            ids = torch.tensor(run.state.history[-1].cohort)
+            alone, together = (personal_models(run.state, ids, vectorised) for vectorised in (False, True))
+            if not self.findings.any_of("draws", "varies"):
+                self._compare_models(alone, together)
         if "gradient_estimate" in own:
             cohort = Cohort.of(torch.arange(3), torch.ones(3, dtype=torch.float64), run.task.data)
             estimate = run.state.gradient_estimate(cohort)
             if estimate is not None:
                 check_model(self.algorithm, "gradient_estimate", estimate, run.state.x.shape)
+
+    def _compare_models(self, alone: Tensor | None, together: Tensor | None) -> None:
+        """Compare the models of clients' own, computed for one client after another and for all at once."""
+        same = (alone is None) == (together is None)
+        if not same or (alone is not None and together is not None and not _close(alone, together)):
+            self.findings.add(
+                f"{self._owner}: 'personal' must return for a client in a cohort what it returns for the client alone; "
+                "reduce each client's row only, with dim=-1, keepdim=True, and do not use the number of rows",
+                "cohort",
+            )
 
     def _compare_blocks(self) -> None:
         """Compute a cohort in blocks of two clients, as several ranks do."""
@@ -188,7 +201,7 @@ class AlgorithmChecks:
         if varied is None or "batched" not in self._results or self.findings.any_of("draws", "varies", "cohort"):
             return
         local = {} if self.local is None else {"local": self.local}
-        runs = [{"algorithm": pristine(self.algorithm)}, {"algorithm": pristine(varied)}]
+        runs = [{"algorithm": independent_copy(self.algorithm)}, {"algorithm": independent_copy(varied)}]
         merged = run_many(runs, **options(self.local_steps, **local))
         alone = [self._results["batched"], Run(self._spec(varied)).play()]
         for together, single in zip(merged, alone, strict=True):
@@ -221,7 +234,7 @@ class AlgorithmChecks:
         floats = {name: v for name, v in numbers.items() if isinstance(v, float)}
         for changed in (floats, {"lr": self.algorithm.lr}):
             with suppress(Exception):  # a rule of the class
-                return replace(pristine(self.algorithm), **{name: 0.9 * v for name, v in changed.items()})
+                return replace(independent_copy(self.algorithm), **{name: 0.9 * v for name, v in changed.items()})
         return None
 
     def _compare(

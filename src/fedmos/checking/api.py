@@ -14,6 +14,7 @@ from ..codecs.chain import as_codec, is_codec
 from ..codecs.codec import Codec
 from ..core.formatting import format_value
 from ..core.validation import LOCAL, count, none, require
+from ..engine.misspelt_names import misspelt_sentences
 from ..local.chain import is_local
 from ..selection.selector import Selector
 from .aggregation import AggregationChecks
@@ -24,7 +25,7 @@ from .selector import SelectorChecks
 
 
 def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) -> list[str]:
-    """Check an algorithm, selector, local optimiser, codec or aggregation rule of one's own on a small federation.
+    """Check an algorithm, selector, local optimiser, codec or aggregation rule of your own on a small federation.
 
     The checks of an algorithm: its declaration; a client alone against a cohort, which finds `g.norm()` without `dim`;
     the shapes of what every method returns; purity (no change in place, no global random generator, nothing kept on
@@ -61,6 +62,8 @@ def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) ->
     if is_codec(obj):
         obj = as_codec(obj)
     findings = Findings(obj)
+    for sentence in misspelt_sentences(obj):
+        findings.add(sentence)
     for title, work in _checks(obj, findings, local_steps):
         before = len(findings)
         with findings.collected(), _any_engine():
@@ -68,7 +71,7 @@ def check(obj: Any, *, local_steps: int | None = None, verbose: bool = False) ->
         if verbose:
             new = findings.sentences()[before:]
             print(f"{title}: {'ok' if not new else '; '.join(new)}")
-        if title == "declaration" and len(findings):
+        if title == "declaration" and len(findings) > before:
             break
     return findings.sentences()
 
@@ -84,8 +87,8 @@ def _checks(obj: Any, findings: Findings, local_steps: int | None) -> list[Check
         return CodecChecks(obj, findings).checks()
     if isinstance(obj, Aggregation):
         return AggregationChecks(obj, findings).checks()
-    kinds = "an algorithm, a selector or a local optimiser"
-    if isinstance(obj, type) and issubclass(obj, Algorithm | Selector | Codec | Aggregation):
+    kinds = "an algorithm, a selector, a local optimiser, a codec or an aggregation rule"
+    if isinstance(obj, type):
         raise ValueError(f"check: 'obj' must be {kinds}, got the class {obj.__name__}; use {obj.__name__}(...)")
     raise ValueError(f"check: 'obj' must be {kinds}, got {format_value(obj)}")
 

@@ -14,12 +14,13 @@ from torch import Tensor
 from ..codecs.chain import Chain
 from ..codecs.codec import Codec
 from ..codecs.error_feedback import ErrorFeedback
+from ..codecs.own import counted_bytes, kind_of
 from ..core.formatting import format_value
 from ..engine.watch import watched
 from ..rng import Purpose, normal, stream
 from .algorithm import Check
 from .findings import Findings
-from .trial import pristine
+from .trial import independent_copy
 from .watcher import MethodWatcher
 
 _SIZES = (1, 2, 7, 64, 300)
@@ -63,7 +64,7 @@ class CodecChecks:
             if payload is not None and declared.get(payload, ("",))[0] != "float":
                 self.findings.add(f"'payload' must name a field that is declared as \"float\", got {payload!r}")
             for dtype in _TYPES:
-                counted, sent = self.codec.nbytes(size, dtype), Codec.nbytes(self.codec, size, dtype)
+                counted, sent = counted_bytes(self.codec, size, dtype), Codec.nbytes(self.codec, size, dtype)
                 if counted != sent:
                     self.findings.add(
                         f"'nbytes' must return the {sent} bytes that are declared for {size} numbers, got {counted}"
@@ -79,7 +80,7 @@ class CodecChecks:
 
     def _check_one(self) -> None:
         """Encode single vectors, watch the calls, and compare the fields with their declaration."""
-        codec = watched(pristine(self.codec), MethodWatcher(self.findings))
+        codec = watched(independent_copy(self.codec), MethodWatcher(self.findings))
         for v in _vectors(()):
             size, key = v.shape[-1], _keys(1)[0]
             fields: Any = codec.encode(v, key)
@@ -88,7 +89,7 @@ class CodecChecks:
                 decoded: Any = codec.decode(fields, size, key)
                 if not isinstance(decoded, Tensor) or decoded.shape != v.shape or not decoded.is_floating_point():
                     self.findings.add(
-                        f"'decode' must return floating-point numbers of shape ({size},), got {_kind(decoded)}"
+                        f"'decode' must return floating-point numbers of shape ({size},), got {kind_of(decoded)}"
                     )
             if len(self.findings):
                 return
@@ -107,7 +108,7 @@ class CodecChecks:
             if not isinstance(field, Tensor) or field.dtype != dtype or field.shape != (*v.shape[:-1], length):
                 self.findings.add(
                     f"'encode' must return '{name}' as declared, {dtype} of shape {(*v.shape[:-1], length)} for "
-                    f"{v.shape[-1]} numbers of {v.dtype}, got {_kind(field)}"
+                    f"{v.shape[-1]} numbers of {v.dtype}, got {kind_of(field)}"
                 )
                 return False
         return True
@@ -198,9 +199,5 @@ def _normal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _keys(count: int) -> Tensor:
-    """Return a column of keys, as runs pass it."""
-    return stream(0, 0, torch.arange(count), Purpose.ALGORITHM).unsqueeze(-1)
-
-
-def _kind(v: Any) -> str:
-    return f"{v.dtype} of shape {tuple(v.shape)}" if isinstance(v, Tensor) else format_value(v)
+    """Return keys as runs pass them: one for each row."""
+    return stream(0, 0, torch.arange(count), Purpose.ALGORITHM)

@@ -52,20 +52,20 @@ class Findings:
         self._found.setdefault(_kind_of(sentence), sentence)
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Add an exception of the block as a finding, with the line of the user's code that raises it."""
+    def collected(self, advice: str = "") -> Iterator[None]:
+        """Add an exception of the block as a finding, with the line of the user's code that raises it, and advice."""
         try:
             yield
         except Exception as error:  # the user's code may raise anything
-            sentence = self._sentence(error)
+            sentence = self._sentence(error, advice)
             known = (_WRITES in sentence and self.any_of("writes")) or (_DRAWS in sentence and self.any_of("draws"))
             if not known:  # the engine's sentences name less than those of the watcher
                 self.add(sentence)
 
-    def _sentence(self, error: Exception) -> str:
+    def _sentence(self, error: Exception, advice: str) -> str:
         frame = self._user_frame(error)
         place = "" if frame is None else f" ({Path(frame[0].f_code.co_filename).name}, line {frame[1]})"
-        text = one_line(str(error), _LONGEST)
+        text = one_line(str(error), _LONGEST) + advice
         if isinstance(error, ValueError | AttributeError) and text.startswith((f"{self._owner}: ", "Cannot ")):
             return f"{text}{place}"
         method = "the run" if frame is None else f"'{frame[0].f_code.co_name}'"
@@ -73,9 +73,11 @@ class Findings:
 
     def _user_frame(self, error: Exception) -> tuple[FrameType, int] | None:
         """Return the innermost frame of the files that define the class, with its line."""
+        errors = [error, *([] if error.__cause__ is None else [error.__cause__])]  # the engine's, and PyTorch's
         frames = [
             (frame, line)
-            for frame, line in traceback.walk_tb(error.__traceback__)
+            for raised in errors
+            for frame, line in traceback.walk_tb(raised.__traceback__)
             if frame.f_code.co_filename in self._files
         ]
         return frames[-1] if frames else None

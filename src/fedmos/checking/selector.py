@@ -21,10 +21,11 @@ from ..selection.availability import Availability
 from ..selection.selector import Selector, View
 from .algorithm import Check
 from .findings import Findings
-from .trial import federation, options, pristine
+from .trial import federation, independent_copy, options
 from .watcher import MethodWatcher
 
 _ROUNDS = 6
+_WHERE_FEW = "; it fails where fewer clients than usual are available (view.N)"
 _LARGEST = 1000
 """Clients of the largest federation that is tried."""
 
@@ -80,7 +81,7 @@ class SelectorChecks:
         ]
 
     def _watched(self) -> Selector:
-        selector: Selector = pristine(self.selector)
+        selector: Selector = independent_copy(self.selector)
         return watched(selector, MethodWatcher(self.findings))
 
     def _run(self, selector: Selector, **changes: Any) -> list[Record]:
@@ -110,7 +111,14 @@ class SelectorChecks:
                 )
 
     def _check_few_available(self) -> None:
-        self._run(self._watched(), availability=FewAvailable())
+        """Draw cohorts where fewer clients are available than a cohort has."""
+        if len(self.findings):  # mistakes that do not depend on it
+            return
+        try:
+            self._run(self._watched(), availability=FewAvailable())
+        except Exception as error:
+            with self.findings.collected("" if "available" in str(error) else _WHERE_FEW):
+                raise
 
     def _compare_resumed(self) -> None:
         """Compare the cohorts of a run of two parts with those of the same run in one."""
@@ -118,10 +126,10 @@ class SelectorChecks:
             return
         with tempfile.TemporaryDirectory(prefix="fedmos-check-") as folder:
             out = Path(folder) / "run"
-            self._run(pristine(self.selector), rounds=_ROUNDS // 2, out=out)
-            resumed = self._run(pristine(self.selector), out=out, resume=True)
+            self._run(independent_copy(self.selector), rounds=_ROUNDS // 2, out=out)
+            resumed = self._run(independent_copy(self.selector), out=out, resume=True)
         if not _same_cohorts(resumed, self._records):
-            again = _same_cohorts(self._run(pristine(self.selector)), self._records)
+            again = _same_cohorts(self._run(independent_copy(self.selector)), self._records)
             self.findings.add(
                 f"{self._owner}: 'select' must draw the same cohorts in {'a resumed run' if again else 'a second run'} "
                 "with the same seed; declare what it remembers in 'state' and keep it in view.state, and draw from "
@@ -133,7 +141,7 @@ class SelectorChecks:
         if not declares(self.selector, "prefetchable"):
             return
         for t in range(_ROUNDS):
-            bare, rich = (self._drawn(pristine(self.selector), self._view(t, knows)) for knows in (False, True))
+            bare, rich = (self._drawn(independent_copy(self.selector), self._view(t, knows)) for knows in (False, True))
             if bare != rich:
                 self.findings.add(
                     f"{self._owner}: 'prefetchable' must be False because 'select' uses more of the view than seed, "
@@ -144,7 +152,7 @@ class SelectorChecks:
     def _check_select_ahead(self) -> None:
         if not (declares(self.selector, "prefetchable") and declares(self.selector, "select_ahead")):
             return
-        rounds, selector = range(3, 3 + _ROUNDS), pristine(self.selector)
+        rounds, selector = range(3, 3 + _ROUNDS), independent_copy(self.selector)
         ids, weights = selector.select_ahead(self._view(rounds.start, False), rounds)
         for t, row, of_row in zip(rounds, ids, weights, strict=True):
             if (row.tolist(), of_row.tolist()) != self._drawn(selector, self._view(t, False)):

@@ -28,7 +28,7 @@ _WEIGHTS = ((0.4, 0.2, 0.1, 0.3, 0.25), (0.9,), (1.0,), (0.3, 0.15, 0.5, 0.1))
 
 @dataclass(frozen=True)
 class Gaps(Availability):
-    """Nobody is available in the third round."""
+    """No client is available in the third round."""
 
     def available(self, seed: int, round: int, N: int) -> Tensor:
         return torch.full((N,), round != 2)
@@ -82,7 +82,7 @@ def options(local_steps: int | None, **changes: Any) -> dict[str, Any]:
     }
 
 
-def pristine(obj: Any) -> Any:
+def independent_copy(obj: Any) -> Any:
     """Return a copy of an object in which nothing is shared, where that is possible."""
     try:
         return copy.deepcopy(obj)

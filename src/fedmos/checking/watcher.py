@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ..algorithm import Context
 from ..codecs.codec import Codec
+from ..core.method_checks import changed_in_place
 from ..engine.context import CohortContext
-from ..engine.named_tensors import changed_in_place
+from ..engine.named_tensors import NamedTensors
+from ..engine.selection_view import UndeclaredUpdates
 from ..engine.watch import GeneratorStates, contract_of, draws_globally
 from ..local.optimizer import LocalOptimizer
 from ..selection.selector import Selector, View
@@ -148,14 +150,18 @@ def _tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         if isinstance(value, Tensor):
             yield name, value
         elif isinstance(value, Mapping):
-            yield from ((f"{name}[{key!r}]", v) for key, v in value.items() if isinstance(v, Tensor))
+            own = value.assigned if isinstance(value, NamedTensors) else ()  # a method's own copy of the dictionary
+            yield from ((f"{name}[{k!r}]", v) for k, v in value.items() if isinstance(v, Tensor) and k not in own)
         elif isinstance(value, Context):
             hidden = isinstance(value, CohortContext) and not value.receives_x
             parts = {f"{name}.{part}": getattr(value, part, None) for part in ("lr", "K", "p", "last", "msg", "own")}
             yield from _tensors(parts if hidden else parts | {f"{name}.x": getattr(value, "x", None)})
         elif isinstance(value, View):
-            names = [part.name for part in dataclasses.fields(View) if part.name not in ("state", "memo")]
-            yield from _tensors({f"{name}.{part}": getattr(value, part) for part in names})
+            parts = {f"{name}.{part.name}": getattr(value, part.name) for part in dataclasses.fields(View)}
+            unwatched = {f"{name}.state", f"{name}.memo"}
+            if isinstance(value.updates, UndeclaredUpdates):
+                unwatched.add(f"{name}.updates")
+            yield from _tensors({part: v for part, v in parts.items() if part not in unwatched})
 
 
 def _copied(v: Any) -> Any:

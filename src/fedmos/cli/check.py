@@ -47,7 +47,7 @@ def _built(name: str, fields: list[str]) -> Any:
     """Construct the object of this name from its fields."""
     from ..config import registry
     from ..config.build import build
-    from ..config.fields import Choice
+    from ..config.choices import Choice
     from ..config.own_classes import is_own
     from ..config.text import apply_override
 

@@ -49,8 +49,15 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         errors = Console(stderr=True, soft_wrap=True, highlight=False)
         if FROM_RANK0 not in getattr(error, "__notes__", ()):  # rank 0 prints it
-            errors.print(f"[bold red]Error:[/] {escape(str(error))}")
+            errors.print(f"[bold red]Error:[/] {escape(_sentence(error))}")
         sys.exit(2)
+
+
+def _sentence(error: Exception) -> str:
+    """Return the text of an error; that of an error of the operating system without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"Cannot use {error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -24,17 +24,18 @@ console = Console()
 
 
 def demo(
+    set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the report (default: runs/demo, numbered).")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Compare FedAvg, FedProx and FedMoS on real digits, two classes per client: a minute or two.
+    """Compare FedAvg, FedProx and FedMoS on real digits, two classes per client: about a minute.
 
     Prints the rounds and megabytes each method needs, and writes report.html and curves.svg.
     """
     with resources.as_file(resources.files("fedmos.config").joinpath("builtin/demo.toml")) as path:
         folder = out or free_folder(Path("runs/demo"))
-        continue_with(lambda: command_line("demo", out=folder))
-        _compare(path, [], folder, quiet)
+        continue_with(lambda: command_line("demo", overrides=set_ or [], out=folder))
+        _compare(path, set_ or [], folder, quiet)
 
 
 def compare(
@@ -65,7 +66,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool, 
     with observed(shown, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
         table = compare(settings, out, observer, on=on)
     seconds = perf_counter() - began
-    console.print(_rich_table(settings, table))
+    console.print(_rich_table(settings, table, console.width))
     write_report(table, settings.title, out)
     trained = f"Trained for {seconds:.0f} s."
     if observer.rounds_trained == 0:
@@ -77,16 +78,23 @@ def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool, 
     )
 
 
-def _rich_table(settings: CompareConfig, table: ComparisonTable) -> Table:
-    from ..experiments.captions import caption, interval_note
+def _rich_table(settings: CompareConfig, table: ComparisonTable, width: int) -> Table:
+    """Return the table with the columns for which `width` has room; words are not broken."""
+    from ..experiments.captions import caption, notes
 
-    drawn = Table(
-        title=escape(settings.title),
-        caption=f"{caption(settings)} {interval_note(table)}".strip(),
-        caption_justify="left",
-    )
-    for i, column in enumerate(table.columns(brief=True)):
-        drawn.add_column(escape(column.heading), justify="left" if i == 0 else "right", overflow="fold")
-    for cells in table.cells(brief=True):
-        drawn.add_row(*map(escape, cells))
+    headings = [column.heading for column in table.columns(brief=True)]
+    cells = table.cells(brief=True)
+    widths = [max(len(word) for text in texts for word in text.split()) for texts in zip(headings, *cells, strict=True)]
+    kept = len(headings)
+    while kept > 2 and sum(widths[:kept]) + 3 * kept + 1 > width:
+        kept -= 1
+    note = f"{caption(settings)} {notes(table)}".strip()
+    if kept < len(headings):
+        note += f" No room here for: {', '.join(headings[kept:])}."
+    drawn = Table(title=escape(settings.title), caption=escape(note), caption_justify="left")
+    for i, heading in enumerate(headings[:kept]):
+        justify: Literal["left", "right"] = "left" if i == 0 else "right"
+        drawn.add_column(escape(heading), justify=justify, overflow="fold", min_width=min(widths[i], width // 2))
+    for row in cells:
+        drawn.add_row(*map(escape, row[:kept]))
     return drawn

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, get_type_hints
 
 import click
 import typer
@@ -26,6 +27,7 @@ ORDER = (
     "deploy",
     "privacy",
     "reproduce",
+    "exam",
 )
 """The commands in the order in which a user needs them; others follow."""
 
@@ -33,8 +35,25 @@ SETTINGS = {"help_option_names": ["-h", "--help"]}
 """Settings of the command line; sub-commands inherit them."""
 
 
+def restore_help(command: click.Command) -> None:
+    """Set the help of arguments to that of their declaration, which click 8.5 deletes from those of typer 0.20."""
+    hints = get_type_hints(command.callback, include_extras=True) if command.callback is not None else {}
+    for parameter in command.params:
+        declared = [v for v in getattr(hints.get(parameter.name or ""), "__metadata__", ()) if hasattr(v, "help")]
+        if declared and getattr(parameter, "help", "") is None:
+            parameter.help = declared[0].help
+
+
 class CommandGroup(TyperGroup):
-    """A group that names a misspelt command and the most similar one."""
+    """A group that names a misspelt command and the most similar one, and fits the help of commands to the terminal."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            restore_help(command)
+        if command is not None and command.help and "\b" not in command.help:
+            command.help = re.sub(r"(?<![.:\n])\n(?!\n)", " ", command.help)  # lines of the docstring in one sentence
+        return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
         name = args[0]
@@ -52,7 +71,7 @@ class MainGroup(CommandGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with CtrlC().answered():
+            with CtrlC().handling():
                 return super().invoke(ctx)
         except KeyboardInterrupt:  # a command that has nothing more to say; click would print "Aborted!"
             raise typer.Exit(130) from None

@@ -1,17 +1,17 @@
-"""Ctrl-C on the command line: an answer at once that says how to continue; the second one ends at once."""
+"""Ctrl-C on the command line: a message at once that says how to continue; the second one ends at once."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 
-from ..core.notices import tell
+from ..core.interrupts import handling_interrupts
+from ..core.notices import show_message
 
 _continue_with: Callable[[], str] | None = None
 
@@ -37,7 +37,7 @@ def command_line(
 
 
 class CtrlC:
-    """Answers Ctrl-C during a command.
+    """Handles Ctrl-C during a command.
 
     Args:
         end: Ends the process with an exit code.
@@ -52,18 +52,9 @@ class CtrlC:
             self._end(130)
         self._pressed = True
         how = "" if _continue_with is None else f" Continue with: {_continue_with()}"
-        tell(f"Stopping … (Ctrl-C again ends at once).{how}")
+        show_message(f"Stopping … (Ctrl-C again ends at once).{how}")
         raise KeyboardInterrupt
 
-    @contextmanager
-    def answered(self) -> Iterator[None]:
+    def handling(self) -> AbstractContextManager[None]:
         """Handle Ctrl-C inside the block; only the main thread can."""
-        plain = signal.default_int_handler
-        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not plain:
-            yield
-            return
-        signal.signal(signal.SIGINT, self.handle)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, plain)
+        return handling_interrupts(self.handle)

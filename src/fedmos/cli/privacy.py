@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Column, Table
 
 from .group import CommandGroup
 from .options import Overrides
+
+if TYPE_CHECKING:
+    from ..selection.selector import Selector
 
 console = Console(soft_wrap=True)
 app = typer.Typer(
@@ -50,17 +53,8 @@ def plan(
     from ..privacy.accounting import plan as find
     from ..privacy.participation import participation_of
     from ..privacy.sampling import sampling_of
-    from ..selection.bernoulli import Bernoulli
-    from ..selection.cyclic import Cyclic
-    from ..selection.full import Full
-    from ..selection.uniform import Uniform
 
-    if rate is not None and m is not None:
-        raise ValueError("plan: at most one of --rate and --m must be given, got both")
-    if cyclic and m is None:
-        raise ValueError("plan: --cyclic needs --m, the number of clients of a group")
-    drawn = None if m is None else Cyclic(m=m) if cyclic else Uniform(m=m)
-    selection = Bernoulli(rate=rate) if rate is not None else drawn or Full()
+    selection = _selection(rate, m, cyclic)
     delta = max(clients, 2) ** -1.1 if delta is None else delta
     how: dict[str, Any] = {"rounds": rounds, "delta": delta, "selection": selection, "clients": clients}
     how |= {"stateful": stateful, "mechanism": mechanism, "bands": bands}
@@ -83,6 +77,24 @@ def plan(
         console.print(f"Not amplified by sampling because {sampling.why}", highlight=False)
 
 
+def _selection(rate: float | None, m: int | None, cyclic: bool) -> Selector:
+    """Return the selection that the options of `plan` describe."""
+    from ..selection.bernoulli import Bernoulli
+    from ..selection.cyclic import Cyclic
+    from ..selection.full import Full
+    from ..selection.uniform import Uniform
+
+    if rate is not None and m is not None:
+        raise ValueError("plan: at most one of --rate and --m must be given, got both")
+    if cyclic and m is None:
+        raise ValueError("plan: --cyclic needs --m, the number of clients of a group")
+    if rate is not None:
+        return Bernoulli(rate=rate)
+    if m is None:
+        return Full()
+    return Cyclic(m=m) if cyclic else Uniform(m=m)
+
+
 @app.command()
 def leakage(
     configuration: Annotated[
@@ -90,7 +102,7 @@ def leakage(
     ],
     set_: Overrides = None,
     canaries: Annotated[int, typer.Option(help="Number of planted samples with a wrong label.")] = 20,
-    references: Annotated[int, typer.Option(help="Number of samples made alike that nobody trains on.")] = 256,
+    references: Annotated[int, typer.Option(help="Number of samples made alike that no client trains on.")] = 256,
     copies: Annotated[int, typer.Option(help="How often a client has its planted sample.")] = 1,
 ) -> None:
     """Train with planted samples, with and without the option privacy, and print what the models reveal of them.

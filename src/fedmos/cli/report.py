@@ -73,11 +73,12 @@ def plot(
     x: Annotated[str, typer.Option("--x", help="rounds, megabytes or seconds (simulated).")] = "rounds",
     target: Target = None,
 ) -> None:
-    """Draw curves as papers do: mean over seeds, the range between them, the target."""
+    """Draw curves for a paper: mean over seeds, their range, and the target."""
     from ..core.validation import one_of
-    from ..report.plot import AXES, plot
+    from ..report.plot import ALIASES, AXES, plot
     from ..report.study import check_measured, parse_target, read_study
 
+    x = ALIASES.get(x, x)
     if (fault := one_of(*AXES).fault(x)) is not None:
         raise ValueError(f"--x must be {fault}, got {x!r}")
     table = read_study(runs, parse_target(target, own=True)).table

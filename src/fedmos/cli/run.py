@@ -36,7 +36,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train once, as a configuration says, and save the result.
+    """Train once from a configuration file, and save the result.
 
     A configuration that names classes of your own (mine.py:Name) runs their code.
     """
@@ -57,7 +57,7 @@ def resume(
     set_: Overrides = None,
     quiet: Quiet = False,
 ) -> None:
-    """Continue a run from its newest checkpoint, to the same bits as if it had never been interrupted.
+    """Continue a run from its newest checkpoint; the result has the same bits as without the interruption.
 
     With --set rounds=N, continues a finished run up to N rounds.
     """

@@ -14,6 +14,7 @@ from .. import rng
 from ..core.formatting import format_value
 from .codec import Codec, Declaration, Fields
 from .field_checks import check_fields
+from .own import adopted, is_like_codec
 from .streams import column
 
 
@@ -42,9 +43,10 @@ class Chain(Codec):
 
     def __post_init__(self) -> None:
         codecs = self.codecs
-        if not isinstance(codecs, list | tuple) or not codecs or not all(isinstance(c, Codec) for c in codecs):
+        if not isinstance(codecs, list | tuple) or not codecs or not all(map(_is_one, codecs)):
             raise ValueError(f"Chain: 'codecs' must be a list of one or more codecs, got {format_value(codecs)}")
-        flat = tuple(one for c in codecs for one in (c.codecs if isinstance(c, Chain) else (c,)))
+        own = [adopted(codec, Codec) for codec in codecs]
+        flat = tuple(one for c in own for one in (c.codecs if isinstance(c, Chain) else (c,)))
         object.__setattr__(self, "codecs", flat)
         if len(flat) > 1 and any(codec.feedback for codec in flat):
             raise ValueError(
@@ -123,8 +125,12 @@ class Chain(Codec):
 def is_codec(v: object) -> bool:
     """Whether a value is a codec, or a list of one or more."""
     if isinstance(v, list | tuple):
-        return len(v) > 0 and all(isinstance(one, Codec) for one in v)
-    return isinstance(v, Codec)
+        return len(v) > 0 and all(map(_is_one, v))
+    return _is_one(v)
+
+
+def _is_one(v: object) -> bool:
+    return isinstance(v, Codec) or is_like_codec(v)
 
 
 def as_codec(v: Any) -> Codec:
@@ -133,8 +139,8 @@ def as_codec(v: Any) -> Codec:
     Raises:
         ValueError: If it is neither, or the codecs cannot follow each other.
     """
-    if isinstance(v, Codec):
-        return v
-    if isinstance(v, list | tuple) and len(v) == 1 and isinstance(v[0], Codec):
-        return v[0]
+    if _is_one(v):
+        return adopted(v, Codec)
+    if isinstance(v, list | tuple) and len(v) == 1 and _is_one(v[0]):
+        return adopted(v[0], Codec)
     return Chain(v)

@@ -10,7 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..core.equality import EqualByFields
 from .field_checks import check_fields
+from .own import derived_declaration
 
 Fields = dict[str, Tensor]
 """What is sent of a vector: tensors by name, (n,) for one vector and (M, n) for the vectors of a cohort."""
@@ -19,15 +21,17 @@ Declaration = dict[str, tuple[torch.dtype | Literal["float"], int]]
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(EqualByFields):
     """Base class of codecs: what is sent in place of a vector.
 
-    Subclass it as a frozen dataclass and define `declare`, `encode` and `decode`. The same body serves one vector (D,)
-    and the vectors of a cohort (M, D), whose rows must be encoded as each of them alone.
+    Subclass it as a frozen dataclass and define `encode`, `decode` and `declare`. The same body serves one vector (D,)
+    and the vectors of a cohort (M, D), whose rows must be encoded as each of them alone. Without `declare`, the fields
+    are those of a vector that is encoded once. An object of another class that has `encode`, `decode` and
+    `nbytes(size)` is taken for a codec, too.
 
     `key` is a stream of `fedmos.rng`, known to both sides: an int, or an int64 tensor with one key for all rows or one
-    per row. Runs pass a column, (1,) or (M, 1), which broadcasts against the vector. `fm.codecs.uniform` draws from
-    every form of key. A codec has no other randomness, and no state.
+    per row. Runs pass one key, (), with a vector and one per row, (M,), with a cohort, as `c.key` of an algorithm.
+    `fm.codecs.uniform` draws from every form of key. A codec has no other randomness, and no state.
 
     A codec must not hide a NaN or an infinity of the vector: the decoded vector has one too.
 
@@ -56,9 +60,10 @@ class Codec:
     def declare(self, size: int) -> Declaration:
         """Return the fields of a vector of `size` numbers: {name: (dtype, number of entries)}.
 
-        A dtype `"float"` stands for the dtype of the vector. Names consist of letters, digits and underscores.
+        A dtype `"float"` stands for the dtype of the vector. Names consist of letters, digits and underscores. By
+        default, they are what `encode` returns of a vector.
         """
-        raise TypeError(f"{type(self).__name__} must define declare")
+        return derived_declaration(self, size)
 
     def encode(self, v: Tensor, key: Tensor | int) -> Fields:
         """Encode vectors.
@@ -86,7 +91,10 @@ class Codec:
         raise TypeError(f"{type(self).__name__} must define decode")
 
     def nbytes(self, size: int, dtype: torch.dtype = torch.float32) -> int:
-        """Return the number of bytes that are sent of one vector of `size` numbers of type `dtype`."""
+        """Return the number of bytes that are sent of one vector of `size` numbers of type `dtype`.
+
+        A user's codec may take the size alone.
+        """
         return sum(length * _dtype(kind, dtype).itemsize for kind, length in self.declare(size).values())
 
     def check(self, fields: Mapping[str, Tensor], size: int, *, finite: bool = True) -> None:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Field, Gradient, Vectors
-from ..core.composition import recast, subclass
+from ..core.composition import is_pair_of_dicts, recast, subclass
 from .bytes import to_bytes
 from .codec import Codec, Fields
 from .links import CodedVector, Link, check_hashable, coded_vectors, link_key
+from .own import check_decoded, check_encoded
 
 RESIDUAL = "codec."
 """The names of residuals of error feedback, which are client state, begin with this."""
@@ -70,7 +71,7 @@ def at_client(algorithm: Algorithm, size: int, dtype: torch.dtype) -> Algorithm:
     """
     if not isinstance(algorithm, _Coded):
         return algorithm
-    lengths = tuple((v.name, v.codec.nbytes(size, dtype)) for v in algorithm._codec_coding.up)
+    lengths = tuple((v.name, Codec.nbytes(v.codec, size, dtype)) for v in algorithm._codec_coding.up)
     return recast(algorithm, _remote_class(type(algorithm), lengths))  # type: ignore[arg-type]  # a class is hashable
 
 
@@ -98,14 +99,17 @@ def receive(
     for name, codec, _ in coding_of(algorithm).down:
         if name in sent:
             held, stream = own[HELD + name], link_key(key(), "down", name)
-            fields = codec.encode(sent[name] - held, stream)
+            fields = codec.encode(change := sent[name] - held, stream)
+            check_encoded(codec, fields, change)
             sent[name] = torch.where(last < 0, sent[name], decode_onto(codec, fields, held, stream))
     return sent.pop("x"), sent
 
 
 def decode_onto(codec: Codec, fields: Fields, held: Tensor, key: Tensor) -> Tensor:
     """Return what clients hold after they received the fields of the difference to it."""
-    return held + codec.decode(fields, held.shape[-1], key).to(held.dtype)
+    change = codec.decode(fields, held.shape[-1], key)
+    check_decoded(codec, change, held)
+    return held + change.to(held.dtype)
 
 
 class _Sent(NamedTuple):
@@ -148,7 +152,7 @@ class _Coded(Algorithm):
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         finished: Any = super().finish(y, s, c, grad)
-        if not _is_pair(finished):
+        if not is_pair_of_dicts(finished):
             return finished  # type: ignore[no-any-return]  # the engine refuses it
         held = {HELD + name: c.x if name == "x" else c.msg[name] for name, _, _ in self._codec_coding.down}
         uploads, own = finished
@@ -156,7 +160,7 @@ class _Coded(Algorithm):
             return uploads, own | held
         sent = self._codec_send("train", uploads, c)
         delivered: Any = self.delivered(sent.decoded, own, c)
-        if not _is_pair(delivered):
+        if not is_pair_of_dicts(delivered):
             raise ValueError(
                 f"{type(self).__name__}: 'delivered' must return uploads and state, two dictionaries of tensors"
             )
@@ -174,7 +178,10 @@ class _Coded(Algorithm):
             v = v + c.own[RESIDUAL + name] if feedback else v
             key = link_key(c.key, phase, name)
             fields = codec.encode(v, key)
-            decoded = codec.decode(fields, v.shape[-1], key).to(v.dtype)
+            check_encoded(codec, fields, v)
+            decoded = codec.decode(fields, v.shape[-1], key)
+            check_decoded(codec, decoded, v)
+            decoded = decoded.to(v.dtype)
             if feedback:
                 sent.residuals[RESIDUAL + name] = v - decoded
             sent.decoded[name] = decoded
@@ -218,10 +225,6 @@ class _Remote(_Coded):
     def _codec_wire(self, name: str, codec: Codec, fields: Fields, v: Tensor) -> Vectors:
         # As numbers of the dtype of the run, which uploads have in the engine.
         return {ON_WIRE + name: to_bytes(codec, fields, v.shape[-1]).to(v.dtype)}
-
-
-def _is_pair(v: Any) -> bool:
-    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(part, dict) for part in v)
 
 
 def _rows(uploads: Vectors, name: str, c: ClientContext) -> Tensor | None:

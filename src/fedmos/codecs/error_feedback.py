@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from ..core.formatting import format_value
 from .chain import as_codec, is_codec
 from .codec import Codec, Declaration, Fields
+from .own import adopted, counted_bytes
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class ErrorFeedback(Codec):
             raise ValueError(
                 "Cannot use ErrorFeedback in ErrorFeedback because one residual is enough; use one of them"
             )
-        if isinstance(self.codec, list):
-            object.__setattr__(self, "codec", tuple(self.codec))
+        one = self.codec
+        own = tuple(adopted(v, Codec) for v in one) if isinstance(one, Sequence) else adopted(one, Codec)
+        object.__setattr__(self, "codec", own)
 
     @cached_property
     def used(self) -> Codec:
@@ -80,6 +83,9 @@ class ErrorFeedback(Codec):
 
     def declare(self, size: int) -> Declaration:
         return self.used.declare(size)
+
+    def nbytes(self, size: int, dtype: torch.dtype = torch.float32) -> int:
+        return counted_bytes(self.used, size, dtype)
 
     def encode(self, v: Tensor, key: Tensor | int) -> Fields:
         return self.used.encode(v, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..core.validation import suggest
 from .chain import as_codec, is_codec
 from .codec import Codec
 from .error_feedback import ErrorFeedback
+from .own import adopted
 
 Codecs = Codec | Sequence[Codec]
 """A codec, or several from left to right."""
@@ -36,10 +37,14 @@ def is_link(v: object) -> bool:
 
 
 def convert_link(v: Link) -> Link:
-    """Return the link with tuples in place of lists."""
+    """Return the link with tuples in place of lists, and codecs in place of objects like codecs."""
     if isinstance(v, Mapping):
-        return {name: tuple(one) if isinstance(one, Sequence) else one for name, one in v.items()}
-    return tuple(v) if isinstance(v, Sequence) else v
+        return {name: _converted(one) for name, one in v.items()}
+    return _converted(v)
+
+
+def _converted(v: Codecs) -> Codecs:
+    return tuple(adopted(one, Codec) for one in v) if isinstance(v, Sequence) else adopted(v, Codec)
 
 
 def record_link(v: Link | None) -> Any:
@@ -53,9 +58,11 @@ def short(codec: Any) -> str:
     """Return the codec as users write it, without fields that have their default."""
     if isinstance(codec, tuple | list):
         return f"[{', '.join(map(short, codec))}]"
-    if not is_dataclass(codec):
+    if not isinstance(codec, Codec):
         return repr(codec)
-    values = [(f.name, getattr(codec, f.name), f.default) for f in fields(codec)]
+    declared = {f.name: f.default for f in fields(codec)}  # a class that is no dataclass has attributes beyond these
+    names = dict.fromkeys([*declared, *vars(codec)])
+    values = [(name, getattr(codec, name), declared.get(name, MISSING)) for name in names if name != "used"]
     given = ", ".join(f"{name}={short(value)}" for name, value, default in values if value != default)
     return f"{type(codec).__name__}({given})"
 
@@ -106,7 +113,7 @@ def _coded_vector(algorithm: Algorithm, direction: Direction, name: str, codec: 
 
 
 def link_key(key: Tensor, place: str, name: str) -> Tensor:
-    """Return the stream of a coded vector, known to client and server, as a column.
+    """Return the stream of a coded vector, known to client and server, of the shape of `key`.
 
     Args:
         key: The client's stream in this round: 0-dimensional, or (M,).
@@ -114,7 +121,7 @@ def link_key(key: Tensor, place: str, name: str) -> Tensor:
         name: The name of the vector.
     """
     number = int.from_bytes(hashlib.sha256(f"{place}/{name}".encode()).digest()[:7], "little")
-    return rng.fold(key, number).unsqueeze(-1)
+    return rng.fold(key, number)
 
 
 def _vectors(algorithm: Algorithm, direction: Direction) -> tuple[list[str], list[str]]:

@@ -42,10 +42,10 @@ class ComparisonResult:
     """The data of the first seed, whose split the report shows."""
 
     def __str__(self) -> str:
-        from ..experiments.captions import interval_note
-        from ..experiments.table import as_markdown
+        from ..experiments.captions import notes
+        from ..experiments.table_formats import as_markdown
 
-        return f"{as_markdown(self.table)}\n{self.note} {interval_note(self.table)}".rstrip()
+        return f"{as_markdown(self.table)}\n{self.note} {notes(self.table)}".rstrip()
 
     def __repr__(self) -> str:
         runs = sum(map(len, self.results.values()))
@@ -81,7 +81,7 @@ class ComparisonResult:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write table.md, table.tex, table.csv, table.json and report.html into a folder."""
-        from ..experiments.table import write
+        from ..experiments.table_formats import write
 
         Path(folder).mkdir(parents=True, exist_ok=True)
         write(self.table, Path(folder))

@@ -11,8 +11,8 @@ from typing import Any
 from ..core.formatting import format_value
 from ..core.metric_functions import METRIC_CLASSES
 from ..core.validation import suggest
+from .choices import Choice
 from .errors import ConfigError, error_location
-from .fields import Choice
 from .own_classes import is_own, plain_name, resolve
 
 Known = Mapping[str, Callable[..., Any]]
@@ -88,8 +88,10 @@ def build_function(where: str, named: str | Choice, known: Known) -> Any:
     return functools.partial(found, **choice.fields)
 
 
-def build_metrics(names: Sequence[str | Choice]) -> dict[str, Any]:
-    """Return the metrics that the configuration names, by name: that of the metric, or else of its function."""
+def build_metrics(names: Sequence[str | Choice] | Mapping[str, str | Choice]) -> dict[str, Any]:
+    """Return the metrics that the configuration names, by name: the given one, that of the metric or its function."""
+    if isinstance(names, Mapping):
+        return {name: build_function(f"metrics.{name}", named, METRIC_CLASSES) for name, named in names.items()}
     metrics: dict[str, Any] = {}
     for i, named in enumerate(names):
         metric = build_function(f"metrics.{i}", named, METRIC_CLASSES)

@@ -14,17 +14,15 @@ from ..core.validation import suggest
 from ..rng import signed
 from ..run.preflight import check_parts
 from ..run.spec import RunSpec
+from .choices import Choice, ChoiceOrList, LinkChoice
 from .errors import error_location, table_error
 from .fields import (
     MAX_ENTRIES,
-    Choice,
     ComparedTarget,
     Count,
     FinalOf,
     Flag,
     Grid,
-    LinkChoice,
-    LocalChoice,
     Name,
     Seed,
     Seeds,
@@ -44,7 +42,7 @@ class Method(Strict):
     label: Name
     algorithm: Choice
     selection: Choice
-    local: LocalChoice | None = None
+    local: ChoiceOrList | None = None
     """Local optimisers of this method; by default those of the comparison."""
     personal: PersonalTable | None = None
     """Parameters that stay with this method's clients; by default those of the comparison."""
@@ -258,7 +256,7 @@ def tuned_label(label: str) -> str:
 
 
 def _independent(selection: Choice) -> Choice:
-    """Return the selection of local training alone: one that asks clients for nothing, of as many clients."""
+    """Return the selection of local training alone: one of as many clients that needs nothing from them."""
     if selection.name in INDEPENDENT:
         return selection
     m = selection.fields.get("m")

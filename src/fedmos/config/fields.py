@@ -1,4 +1,4 @@
-"""Types of the values in configurations, validated by the rules of the Python API."""
+"""Types of the plain values in configurations, validated by the rules of the Python API."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag, ValidationInfo, model_validator
 
 from ..core import validation as validate
-from ..core.batch_losses import LOSS_CLASSES
-from ..core.formatting import format_value
 from ..core.history import METRICS
-from ..core.losses import NAMES
 from ..core.metric_functions import METRIC_CLASSES
 from ..core.metric_names import is_client_metric, target_rule
 from ..core.validation import Rule, suggest
 from ..data.subset import SHARE
 from .errors import InvalidValue, table_error
-from .own_classes import is_own, plain_name
+from .own_classes import is_own
 
 MAX_ENTRIES = 1000
 """Maximum length of a list."""
@@ -84,25 +81,6 @@ def _grid(v: Any) -> Any:
     return v
 
 
-def _decay(v: Any) -> Any:
-    if isinstance(v, Choice):
-        return v
-    if not isinstance(v, dict):
-        if not validate.positive.test(v):
-            raise ValueError("must be > 0, or factors > 0 by round")
-        return v
-    if "name" in v:  # a schedule
-        return v
-    if len(v) > MAX_ENTRIES:
-        raise ValueError(f"must have at most {MAX_ENTRIES:,} rounds")
-    for key, factor in v.items():
-        if not isinstance(key, str) or not re.fullmatch(r"[0-9]{1,9}", key):
-            raise ValueError(f"must have rounds for keys, not {format_value(key)}")
-        if not validate.positive.test(factor):
-            raise ValueError(f"must have factors > 0, not {format_value(factor)}")
-    return v
-
-
 def _compared_target(v: Any, info: ValidationInfo) -> Any:
     """Accept a target whose value is a number or the final value of a method."""
     numbers = {k: 0.0 if isinstance(value, dict) else value for k, value in v.items()} if isinstance(v, dict) else v
@@ -112,6 +90,8 @@ def _compared_target(v: Any, info: ValidationInfo) -> Any:
 
 def has_own_metrics(metrics: Any) -> bool:
     """Whether the option `metrics` names a class or function of the user, whose metric can have any name."""
+    if isinstance(metrics, dict):  # names of the user's
+        return bool(metrics)
     return any(is_own(getattr(one, "name", one)) for one in metrics or ())
 
 
@@ -227,91 +207,3 @@ ComparedTarget = Annotated[
     ],
     BeforeValidator(_compared_target),
 ]
-
-
-class Choice(BaseModel):
-    """An object of the registry, or of a class of the user, by its name, with the fields to construct it."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True, protected_namespaces=())
-    name: ObjectName
-
-    @property
-    def title(self) -> str:
-        """The name for tables and reports: without the file of a class of the user."""
-        return plain_name(self.name)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return {key: _tuples(value) for key, value in (self.model_extra or {}).items()}
-
-    def but(self, **fields: Any) -> Choice:
-        """Return a copy with other values for some fields."""
-        return Choice.model_validate({"name": self.name} | (self.model_extra or {}) | fields)
-
-    def without(self, field: str) -> Choice:
-        """Return a copy without a field."""
-        kept = {key: value for key, value in (self.model_extra or {}).items() if key != field}
-        return Choice.model_validate({"name": self.name} | kept)
-
-
-def _is_table(v: Any) -> str:
-    return "table" if isinstance(v, dict | Choice) else "value"
-
-
-def _named(*options: str) -> Any:
-    """The type of an object that needs no fields: one of a few names, a class of the user, or a table with fields."""
-    name = Annotated[str, one_of_names(*options, own=True)]
-    return Annotated[Annotated[name, Tag("value")] | Annotated[Choice, Tag("table")], Discriminator(_is_table)]
-
-
-def _kind_of_decay(v: Any) -> str:
-    if not isinstance(v, dict | Choice):
-        return "number"
-    return "schedule" if isinstance(v, Choice) or "name" in v else "rounds"
-
-
-Profile = Annotated[Annotated[Positive, Tag("value")] | Annotated[Choice, Tag("table")], Discriminator(_is_table)]
-LossName = _named(*NAMES, *LOSS_CLASSES)
-MetricNames: Any = list[_named(*METRIC_CLASSES)]  # type: ignore[misc]
-DecayTable = Annotated[
-    Annotated[float, Tag("number")] | Annotated[dict[str, float], Tag("rounds")] | Annotated[Choice, Tag("schedule")],
-    Discriminator(_kind_of_decay),
-    BeforeValidator(_decay),
-]
-
-
-LocalChoice = Annotated[
-    Annotated[Choice, Tag("table")] | Annotated[list[Choice], non_empty_list, Tag("list")],
-    Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
-]
-"""A local optimiser, or a list of them."""
-
-
-def _kind_of_link(v: Any) -> str:
-    if isinstance(v, list | tuple):
-        return "list"
-    return "table" if isinstance(v, Choice) or not isinstance(v, dict) or "name" in v else "names"
-
-
-def _named_codecs(v: Any) -> Any:
-    if len(v) > MAX_ENTRIES or not v:
-        raise ValueError(f"must be a table with a name, or have 1 to {MAX_ENTRIES:,} names of vectors")
-    return v
-
-
-Codecs = Annotated[
-    Annotated[Choice, Tag("table")] | Annotated[list[Choice], non_empty_list, Tag("list")],
-    Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
-]
-"""A codec, or a list of them."""
-LinkChoice = Annotated[
-    Annotated[Choice, Tag("table")]
-    | Annotated[list[Choice], non_empty_list, Tag("list")]
-    | Annotated[dict[str, Codecs], BeforeValidator(_named_codecs), Tag("names")],
-    Discriminator(_kind_of_link),
-]
-"""A codec, a list of them, or either by the name of the vector."""
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

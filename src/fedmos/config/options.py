@@ -9,21 +9,10 @@ import torch
 
 from ..run.options import Option, options_of
 from ..run.spec import RunSpec
-from .fields import (
-    Choice,
-    ClassWeights,
-    DecayTable,
-    DeviceName,
-    Folder,
-    LinkChoice,
-    LocalChoice,
-    LossName,
-    MetricNames,
-    Target,
-    obeys,
-    one_of_names,
-)
-from .tables import BufferConfig, DataConfig, EveryOrTable, PersonalTable, SystemConfig
+from .choices import Choice, ChoiceOrList, DecayTable, LinkChoice, LossName, MetricNames
+from .data_config import DataConfig
+from .fields import ClassWeights, DeviceName, Folder, Target, obeys, one_of_names
+from .tables import BufferConfig, EveryOrTable, PersonalTable, SystemConfig
 
 TOML_TYPES: dict[str, Any] = {
     "model": Choice,
@@ -33,7 +22,7 @@ TOML_TYPES: dict[str, Any] = {
     "loss": LossName,
     "class_weights": ClassWeights | None,
     "lr_decay": DecayTable,
-    "local": LocalChoice | None,
+    "local": ChoiceOrList | None,
     "personal": PersonalTable | None,
     "uplink": LinkChoice | None,
     "downlink": LinkChoice | None,

@@ -25,6 +25,11 @@ from .errors import ConfigError
 _OWN = re.compile(r"(?P<source>.+\.py|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)")
 _KEYS = ("name", "loss", "metrics", "space")
 """Keys of tables under which a class or function of the user can be named."""
+_SHORT = (
+    "algorithm", "selection", "model", "availability", "lr_decay", "local", "uplink", "downlink", "privacy",
+    "aggregation", "attack", "partition", "data",
+)  # fmt: skip
+"""Keys whose value can be a name in place of a table."""
 _MAX_BYTES = 2**24
 _MAX_NAME = 4000
 _NEIGHBOURS: dict[str, Path] = {}
@@ -55,11 +60,14 @@ def with_absolute_paths(table: Any, folder: Path) -> Any:
 def with_sources(table: Any, replaced: Callable[[str], str]) -> Any:
     """Return a table in which `replaced` gives the file of every class of the user that is in a file."""
 
-    def rewritten(value: Any, named: bool) -> Any:
+    def rewritten(value: Any, named: bool, short: bool = False) -> Any:
+        """`named`: all texts of the value can be names; `short`: texts in place of tables can be."""
         if isinstance(value, Mapping):
-            return {key: rewritten(item, named or key in _KEYS) for key, item in value.items()}
+            inner = short and "name" not in value  # codecs by the name of the vector
+            return {key: rewritten(item, named or key in _KEYS, inner or key in _SHORT) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [rewritten(item, named) for item in value]
+            return [rewritten(item, named, short) for item in value]
+        named = named or short
         match = _match(value) if named else None
         if match is None or not match["source"].endswith(".py"):
             return value

@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 
 from ..core.formatting import format_value, one_line
 from .build import build
+from .choices import Choice
 from .comparison import CompareConfig, Method, Tuning, tuned_label
+from .data_config import DataConfig
 from .errors import ConfigError, describe_errors
-from .fields import Choice
 from .own_classes import with_absolute_paths
-from .tables import DataConfig
 from .text import apply_override, check_depth, read_table
 from .training import RunConfig, SweepConfig, Training
 
@@ -75,4 +75,4 @@ def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     for field in {**before, **now}:
         if before.get(field) != now.get(field):
             old, new = format_value(before.get(field)), format_value(now.get(field))
-            raise ConfigError(f"Cannot go on with {what} because its '{field}' is {old}, got {new}; use a new folder")
+            raise ConfigError(f"Cannot continue {what} because its '{field}' is {old}, got {new}; use a new folder")

@@ -18,8 +18,8 @@ from ..models import lora
 from ..models.seeded import seeded
 from . import registry
 from .build import build, construct, takes
+from .choices import Choice
 from .errors import ConfigError
-from .fields import Choice
 from .own_classes import is_own, with_absolute_paths
 
 RUN_FILE = "config.toml"

@@ -15,6 +15,8 @@ MAX_BYTES = 2**20
 MAX_DEPTH = 16
 """Maximum nesting of tables and lists."""
 
+_SHORT_NUMBER = re.compile(r"\s*(?P<sign>[+-]?)(?P<whole>\d*)\.(?P<part>\d*)(?P<power>[eE][+-]?\d+)?\s*")
+"""A number like .05 or 5., which TOML does not know."""
 _LONG_KEY = re.compile(rf"(?<![\w\"'-])(?:[\w\"'-]+[ \t]*\.[ \t]*){{{MAX_DEPTH},}}")
 
 
@@ -73,7 +75,7 @@ def apply_override(table: dict[str, Any], text: str) -> None:
             f"--set {one_line(key, 60)}: must not be longer than {MAX_BYTES:,} or deeper than {MAX_DEPTH}"
         )
     try:
-        parsed = parse_toml(f"v = {value}", "the value")["v"]
+        parsed = parse_toml(f"v = {_with_zeros(value)}", "the value")["v"]
     except ConfigError:
         parsed = value
     *path, last = key.strip().split(".")
@@ -82,3 +84,11 @@ def apply_override(table: dict[str, Any], text: str) -> None:
         if not isinstance(table, dict):
             raise ConfigError(f"--set {one_line(key, 60)}: {format_value(part)} is not a table")
     table[last] = parsed
+
+
+def _with_zeros(value: str) -> str:
+    """Return a number like .05 or 5. as TOML writes it; any other text as it is."""
+    match = _SHORT_NUMBER.fullmatch(value)
+    if match is None or not (match["whole"] or match["part"]):
+        return value
+    return f"{match['sign']}{match['whole'] or '0'}.{match['part'] or '0'}{match['power'] or ''}"

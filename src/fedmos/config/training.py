@@ -13,7 +13,7 @@ from pydantic import create_model, model_validator
 from ..aggregation import Aggregation
 from ..algorithm import Algorithm
 from ..attacks import Attack
-from ..codecs.codec import Codec
+from ..codecs.chain import is_codec
 from ..core.batch_losses import LOSS_CLASSES
 from ..core.formatting import format_value
 from ..core.losses import NAMES
@@ -33,8 +33,9 @@ from ..selection.availability import Availability
 from ..selection.selector import Selector
 from . import registry
 from .build import build, build_function, build_metrics
-from .errors import error_location, table_error
-from .fields import TARGETS, Choice, Count, Flag, Name, Seed, Space, Strict, has_own_metrics, obeys
+from .choices import Choice
+from .errors import ConfigError, error_location, table_error
+from .fields import TARGETS, Count, Flag, Name, Seed, Space, Strict, has_own_metrics, obeys
 from .options import option_fields
 from .own_classes import with_absolute_paths
 from .stored_model import build_model
@@ -160,8 +161,16 @@ def build_link(where: str, given: Choice | list[Choice] | Mapping[str, Choice | 
     if isinstance(given, Mapping):
         return {name: build_link(f"{where}.{name}", codecs) for name, codecs in given.items()}
     if isinstance(given, list):
-        return [build(f"{where}.{i}", choice, registry.codecs(), Codec) for i, choice in enumerate(given)]
-    return None if given is None else build(where, given, registry.codecs(), Codec)
+        return [_build_codec(f"{where}.{i}", choice) for i, choice in enumerate(given)]
+    return None if given is None else _build_codec(where, given)
+
+
+def _build_codec(where: str, choice: Choice) -> Any:
+    made = build(where, choice, registry.codecs())
+    if not is_codec(made):
+        got = f"{choice.title} gives {format_value(made)}"
+        raise ConfigError(f"{where}.name: must give a fedmos.Codec, or an object with its methods, but {got}")
+    return made
 
 
 def build_robust(where: str, given: Choice | None) -> Any:

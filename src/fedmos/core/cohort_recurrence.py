@@ -1,18 +1,21 @@
 """Recurrent layers and packed sequences of a model that is vectorised over clients.
 
 Within `CohortRecurrence`, `nn.LSTM`, `nn.GRU` and `nn.RNN` compute with the kernels of a cohort where tensors have a
-client axis, and packed sequences stay padded: their number of rows would depend on the data.
+client axis, `nn.LSTMCell`, `nn.GRUCell` and `nn.RNNCell` with elementary operations, because `vmap` has no rule for the
+fused ones of a GPU. Packed sequences stay padded: their number of rows would depend on the data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 
-from ..kernels.client_axis import is_vectorised
+from ..kernels.client_axis import is_vectorised, linear
 from ..kernels.recurrence import recurrent_layers
 from ..kernels.switch import Switch
 from .recurrent import RECURRENT
@@ -71,13 +74,15 @@ class CohortRecurrence(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _KINDS and _any_vectorised(args):
             return _recurrent(_KINDS[func], args)
+        if func in _CELLS and _any_vectorised(args):
+            return _CELLS[func](*args, **kwargs)
         if func is torch._pack_padded_sequence and _any_vectorised(args):
             return _pack(*args)
         if func is torch._pad_packed_sequence and isinstance(args[1], PaddedSizes):
             return _pad(*args)
         if func is Tensor.scatter_ and is_vectorised(args[0]) and len(args) == 4 and not kwargs:
             return args[0].copy_(args[0].scatter(*args[1:]))  # packing calls it; in place, vmap has no rule for it
-        if func is Tensor.data_ptr and is_vectorised(args[0]):
+        if func is Tensor.data_ptr and is_functorch_wrapped_tensor(args[0]):
             return 0  # RNNBase.flatten_parameters compares addresses, and leaves weights alone that share one
         if func in (Tensor.cpu, Tensor.to) and is_vectorised(args[0]) and args[0].device.type != "cpu":
             return _stay(func, args, kwargs)
@@ -106,6 +111,43 @@ def _recurrent(kind: str, args: Any) -> Any:
         return (x.transpose(0, 1), *ends)
     rows = x.flatten(0, 1)  # stored client by client, so that the model may call `view` as on PyTorch's outputs
     return (rows if packed else rows.unflatten(0, x.shape[:2]), *ends)
+
+
+def _lstm_cell(x: Tensor, state: Sequence[Tensor], *weights: Any) -> tuple[Tensor, Tensor]:
+    h, c = state
+    inner, outer = _gates(x, h, *weights)
+    i, f, g, o = (inner + outer).chunk(4, -1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
+    (r_x, z_x, n_x), (r_h, z_h, n_h) = (gates.chunk(3, -1) for gates in _gates(x, h, *weights))
+    n = (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
+    return n + (z_x + z_h).sigmoid() * (h - n)
+
+
+def _rnn_cell(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def cell(x: Tensor, h: Tensor, *weights: Any) -> Tensor:
+        inner, outer = _gates(x, h, *weights)
+        return activation(inner + outer)
+
+    return cell
+
+
+def _gates(
+    x: Tensor, h: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return what inputs and state add to the gates of a cell."""
+    return linear(x, w_x, b_x), linear(h, w_h, b_h)
+
+
+_CELLS: dict[Any, Callable[..., Any]] = {
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: _rnn_cell(torch.tanh),
+    torch.rnn_relu_cell: _rnn_cell(torch.relu),
+}
 
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, PaddedSizes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ..algorithm import Algorithm
+from ..algorithm import Algorithm, Vectors
 
 
 def recast(algorithm: Algorithm, kind: type[Algorithm]) -> Algorithm:
@@ -24,3 +24,21 @@ def subclass(kind: type[Algorithm], mixin: type[Algorithm], **attributes: Any) -
         "__qualname__": kind.__qualname__,
     }
     return type(kind.__name__, (mixin, kind), body | attributes)
+
+
+def is_pair(v: Any) -> bool:
+    """Return whether a method returned two values, of which the second is a dictionary."""
+    return isinstance(v, tuple) and len(v) == 2 and isinstance(v[1], dict)
+
+
+def is_pair_of_dicts(v: Any) -> bool:
+    """Return whether a method returned two dictionaries."""
+    return is_pair(v) and isinstance(v[0], dict)
+
+
+def without(tensors: Vectors, prefix: str, *names: str) -> Vectors:
+    """Return the tensors whose names do not begin with `prefix` and are none of `names`."""
+    kept = copy.copy(tensors)  # of the engine's class, which names unknown names
+    for name in [name for name in tensors if name.startswith(prefix) or name in names]:
+        del kept[name]
+    return kept

@@ -120,6 +120,6 @@ def replace_dropout(model: nn.Module) -> dict[str, StreamDropout]:
             new[id(module)] = StreamDropout(module.p, channels=type(module) is not nn.Dropout)
             new[id(module)].train(module.training)
             layers[f"{name}.key"] = new[id(module)]
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, new[id(module)])
+        if name:
+            model.set_submodule(name, new[id(module)])
     return layers

@@ -16,11 +16,8 @@ from torch.func import functional_call
 from ..algorithm import Layers
 from ..kernels.attention import in_transform
 from ..kernels.client_axis import is_vectorised
-from ..kernels.convolution import replace_convolutions
 from ..kernels.convolution_ops import channels_last
-from ..kernels.depthwise_convolution import replace_depthwise_convolutions
-from ..kernels.pooling import replace_pooling
-from ..kernels.transposed_convolution import replace_transposed_convolutions
+from ..kernels.layers import replace_layers
 from ..rng import fold
 from .batch_norm import RunningStatistics
 from .cohort_recurrence import CohortRecurrence
@@ -38,6 +35,7 @@ from .module_copy import copied
 from .module_hash import attribute_key, constants_key, modules_key
 from .module_kind import UnsuitableModel, check_batch_norm, plain_module
 from .precision import Precision
+from .recurrent import without_layout_warning
 from .training_flags import TrainingFlags
 
 
@@ -89,13 +87,14 @@ class FlatModel:
         model = plain_module(model)
         trainable = [(name, p) for name, p in trainable_parameters(model) if name not in personal]
         own = [(name, p) for name, p in model.named_parameters() if name in personal]
-        self._original, self.layout = model, layout
+        self.original, self.layout = model, layout
+        """The module that was given, and its inputs."""
         if layout is not None:
             layout.check(model)
         self.module = private_copy(model, device, dtype, copies)
         prepare_embeddings(self.module)
         self._dropout = replace_dropout(self.module)
-        self._flags, self._output_function = TrainingFlags(self.module), outputs
+        self._flags, self.output_function = TrainingFlags(self.module), outputs
         self.training_mode()
         self.statistics = RunningStatistics(self.module)
         self.has_client_statistics = client_statistics and self.statistics.replace_layers()
@@ -118,17 +117,11 @@ class FlatModel:
         self._reads: dict[object, ConstantReads] = {}
         self._tensors = CohortTensors()
         self._changes_inputs, self._copies_pairs = False, False
-        if dtype == torch.float32 and (device.type == "cuda" or (device.type == "cpu" and precision is None)):
-            replace_convolutions(self.module, precision)
-            if device.type == "cpu":
-                replace_depthwise_convolutions(self.module)
-        if device.type == "cuda":
-            replace_pooling(self.module)
-            replace_transposed_convolutions(self.module)
+        replace_layers(self.module, device, dtype, precision)
         self.has_frozen = any(not p.requires_grad for p in self.module.parameters())
         """Whether the module has parameters that are not trained."""
-        self.recurrent = any(isinstance(module, nn.RNNBase) for module in self.module.modules())
-        """Whether the module has recurrent layers."""
+        self.recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
+        """Whether the module has recurrent layers or cells."""
         self._places = [_places(self.module, name) for name, _ in trainable]
         self.layers = Layers({name: p.shape for name, p in trainable})
         self._shapes = [p.shape for _, p in trainable]
@@ -150,6 +143,11 @@ class FlatModel:
                 "the statistics of the BatchNorm layers, and vectors of both could not be told apart; use another "
                 "choice in personal="
             )
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the copy whose values a call replaces."""
+        return [self.module.get_parameter(places[0]) for places in self._places]
 
     @property
     def has_dropout(self) -> bool:
@@ -180,7 +178,7 @@ class FlatModel:
     def fingerprint(self) -> str:
         """Return a hash of the module's layers and of the names and shapes, but not the values, of its parameters."""
         text = repr([(places[0], tuple(shape)) for places, shape in zip(self._places, self._shapes, strict=True)])
-        text += re.sub(r"0x[0-9a-f]+", "", repr(self._original))
+        text += re.sub(r"0x[0-9a-f]+", "", repr(self.original))
         text += f"in evaluation mode: {self._flags.frozen}" if self._flags.frozen else ""
         text += f"personal: {dict(self.personal_layers)}" if self.personal_layers else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -196,8 +194,8 @@ class FlatModel:
         digest.update(modules_key(self.module, here))
         if self.layout is not None:
             digest.update(repr(self.layout).encode())
-        if self._output_function is not None:
-            digest.update(attribute_key(self._output_function, here).encode())
+        if self.output_function is not None:
+            digest.update(attribute_key(self.output_function, here).encode())
         digest.update(self._constants.encode())
         return digest.hexdigest()
 
@@ -281,13 +279,18 @@ class FlatModel:
                 layer.calls = 0
         vectorised = self.recurrent and (is_vectorised(own[0]) or is_vectorised(inputs))
         replaced = self._replaced_functions(own, inputs, keys)
-        with self._autocast(), CohortRecurrence() if vectorised else nullcontext(), tensors, replaced:
+        with self._autocast(), self._recurrence(vectorised), tensors, replaced:
             if self.layout is None:
                 returned = functional_call(self.module, values, (inputs,), tie_weights=False)
             else:
                 named = self.layout.unpack(inputs, self.dtype)
                 returned = functional_call(self.module, values, (), named, tie_weights=False)
-        return pick_output(returned, self._output_function).to(self.dtype)
+        return pick_output(returned, self.output_function).to(self.dtype)
+
+    def _recurrence(self, vectorised: bool) -> AbstractContextManager[Any]:
+        if vectorised:
+            return CohortRecurrence()
+        return without_layout_warning() if self.recurrent and self.device.type == "cuda" else nullcontext()
 
     def _shaped(self, v: Tensor, shape: torch.Size) -> Tensor:
         v = v.view(shape)
@@ -365,7 +368,7 @@ class FlatModel:
 
     def module_with(self, y: Tensor) -> nn.Module:
         """Return a copy of the original module, on the CPU, with the parameters y."""
-        module = copied(self._original, "cpu", self.dtype)
+        module = copied(self.original, "cpu", self.dtype)
         load_flat(module, y, list(self.personal_layers))
         return module
 

@@ -16,8 +16,8 @@ def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters to train, by name.
 
     Raises:
-        UnsuitableModel: If there is none, or one shares memory with another parameter or a buffer without being the
-            same parameter.
+        UnsuitableModel: If there is none, one has a hook on its gradient, or one shares memory with another parameter
+            or a buffer without being the same parameter.
     """
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
@@ -26,7 +26,19 @@ def trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
             "or add some with fm.models.lora(model, rank, targets)"
         )
     _refuse_shared_memory(model)
+    _refuse_gradient_hooks(trainable)
     return trainable
+
+
+def _refuse_gradient_hooks(trainable: list[tuple[str, nn.Parameter]]) -> None:
+    """Refuse hooks that a copy of a parameter would not have."""
+    for name, p in trainable:
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise UnsuitableModel(
+                f"Cannot train '{name}' with a hook on its gradient because clients train copies, whose gradients no "
+                "hook would see; use a mask or scale in the forward pass (torch.nn.utils.parametrize), or a local "
+                "optimiser"
+            )
 
 
 def _refuse_shared_memory(model: nn.Module) -> None:

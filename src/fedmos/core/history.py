@@ -43,6 +43,12 @@ class Record:
     """Number of samples for which clients computed a loss or gradient only for the selection."""
     late: list[int] = field(default_factory=list)
     """Clients that missed the deadline or dropped out; in an asynchronous run, those lost since the last round."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """In a deployment, by number of the client as text, why the server refused its reply or its node."""
+    quarantined: list[int] = field(default_factory=list)
+    """In a deployment, the clients that were left out because of earlier refusals."""
+    changes: list[str] = field(default_factory=list)
+    """In a deployment, the operator's changes of the clients that took effect before the round."""
     abandoned: bool = False
     """Whether the model stayed unchanged because too few updates arrived."""
     uploaded: list[int] | None = None

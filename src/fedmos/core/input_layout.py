@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 _WORD = 8
 """Bytes."""
@@ -77,7 +78,7 @@ class InputLayout:
         inputs = {}
         for field in self.fields:
             kind: torch.dtype = getattr(torch, field.dtype)
-            values = x[..., field.start : field.stop].view(kind)[..., : prod(field.shape)]
+            values = _Reinterpreted.apply(x[..., field.start : field.stop], kind)[..., : prod(field.shape)]  # type: ignore[no-untyped-call]
             values = values.reshape(*x.shape[:-1], *field.shape).contiguous()  # models call `view`
             inputs[field.name] = values.to(dtype) if dtype is not None and kind.is_floating_point else values
         return inputs
@@ -104,3 +105,23 @@ class InputLayout:
     def from_json(cls, stored: list[list[Any]]) -> InputLayout:
         """Return the layout that `to_json` stored."""
         return cls(tuple(InputField(name, tuple(shape), dtype, start) for name, shape, dtype, start in stored))
+
+
+class _Reinterpreted(Function):
+    """`x.view(dtype)`, for which `vmap` has no rule in PyTorch 2.11. Words are not differentiated."""
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        return x.view(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> tuple[None, None]:
+        return None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+        return _Reinterpreted.apply(x.movedim(in_dims[0], 0), dtype), 0  # type: ignore[no-untyped-call]

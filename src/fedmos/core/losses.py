@@ -1,11 +1,12 @@
 """Loss functions of a batch, and how a batch loss is a weighted sum over samples.
 
-The engines compute the loss of a batch as Σ_n weight_n · term_n. Three kinds of losses follow from their weights:
+The engines compute the loss of a batch as Σ_n weight_n · term_n. The kinds of losses follow from their weights:
 
 | kind | weight of a sample | examples |
 |---|---|---|
 | mean | 1 / n | most losses |
 | weighted mean | 1 / Σ of the class weights of the targets that are not ignored | class weights, `ignore_index` |
+| mean over sequences | 1 / number of sequences with a target that is not ignored | `"cross_entropy"` of sequences |
 | sum | 1 | `reduction="sum"` |
 
 A loss that is no such sum, e.g. a partial likelihood, is a `fedmos.losses.Batch`.
@@ -69,6 +70,11 @@ class Loss:
     """
 
     def __init__(self, loss: str | LossFunction, class_weights: Tensor | None = None) -> None:
+        if isinstance(loss, type):
+            name = loss.__name__
+            raise ValueError(
+                f"run: 'loss' must be a function of (outputs, targets), got the class {name}; use {name}()"
+            )
         if (isinstance(loss, str) and loss not in _NAMED) or not (isinstance(loss, str) or callable(loss)):
             hint = suggest(loss, _NAMED) if isinstance(loss, str) else ""
             raise ValueError(f"run: 'loss' must be a callable or one of {', '.join(_NAMED)}, got {loss!r}{hint}")
@@ -86,6 +92,8 @@ class Loss:
         """Whether the loss is a sum over samples instead of a mean."""
         self._norm = _class_norm(self._mean)
         self._normed = self._norm is not None and self._norm.weight is not None
+        self._skips = False
+        """Whether sequences of which every target is ignored do not count in the mean over sequences."""
 
     def to(self, device: torch.device, dtype: torch.dtype, *targets: Tensor) -> Loss:
         """Return the loss with its weights on the device, for the given training and test targets."""
@@ -103,6 +111,8 @@ class Loss:
         moved._normed = moved._norm is not None and any(
             moved._norm.applies(y) for y in targets if not (self.named and moved._norm.weight is None and y.ndim > 1)
         )
+        sequences = [y for y in targets if y.ndim > 1] if self.named == "cross_entropy" and not moved._normed else []
+        moved._skips = not all(bool(has_label(y).all()) for y in sequences)
         return moved
 
     @property
@@ -111,15 +121,20 @@ class Loss:
         return self.named is not None or (getattr(self.function, "__module__", None) or "").startswith("torch.nn.")
 
     @property
+    def computed(self) -> Callable[..., Tensor]:
+        """The function that is called: the user's, or its copy on the device."""
+        return self._mean if self.batch is None else self.batch.f
+
+    @property
     def key(self) -> Hashable:
         """Equal for losses that compute the same, also with the class weights and targets of another run."""
         weights = self._mean.keywords if self.named is not None and isinstance(self._mean, partial) else {}
-        return self.function, self._normed, tuple((name, tuple(v.tolist())) for name, v in weights.items())
+        return self.function, self._normed, self._skips, tuple((name, tuple(v.tolist())) for name, v in weights.items())
 
     @property
     def uniform(self) -> bool:
         """Whether the loss is the mean over samples, so that each has the weight 1/n."""
-        return not (self.sums or self._normed or self.batch is not None)
+        return not (self.sums or self._normed or self._skips or self.batch is not None)
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the batch, 0-dimensional."""
@@ -127,8 +142,13 @@ class Loss:
             return self.batch(outputs, targets, torch.ones(len(outputs), dtype=torch.bool, device=outputs.device))
         if self.named == "cross_entropy" and targets.ndim > 1 and not self._normed:
             # F.cross_entropy averages over positions, which would weight long samples more than short ones.
-            return self.each(outputs, targets).mean()
-        return self._mean(outputs, self._cast_targets(outputs, targets)).reshape(())
+            each = self.each(outputs, targets)
+            return each.sum() / has_label(targets).sum().clamp(min=1) if self._skips else each.mean()
+        return self.returned(outputs, targets).reshape(())
+
+    def returned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what the callable returns of a batch; a loss of one's own need not return one number."""
+        return self._mean(outputs, self._cast_targets(outputs, targets))
 
     def weights(self, targets: Tensor, counted: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the weight of each sample in the loss of its batch.
@@ -147,6 +167,8 @@ class Loss:
 
     def norms(self, targets: Tensor, ndim: int = 1) -> Tensor:
         """Return the denominator of each sample in a mean; samples have the first `ndim` axes of `targets`."""
+        if self._skips:
+            return has_label(targets, ndim).float()
         if not self._normed or self._norm is None:
             return torch.ones(targets.shape[:ndim], device=targets.device)
         norms = self._norm(targets)
@@ -211,6 +233,14 @@ def _class_norm(loss: Callable[..., Tensor]) -> _ClassNorm | None:
     if function in (F.cross_entropy, F.nll_loss) and keywords.get("reduction", "mean") == "mean":
         return _ClassNorm(keywords.get("weight"), keywords.get("ignore_index", PADDING))
     return None
+
+
+def has_label(targets: Tensor, ndim: int = 1) -> Tensor:
+    """Return which samples have a target that is not ignored; samples have the first `ndim` axes of `targets`."""
+    if targets.is_floating_point():
+        return torch.ones(targets.shape[:ndim], dtype=torch.bool, device=targets.device)
+    counted = targets != PADDING
+    return counted.flatten(ndim).any(-1) if targets.ndim > ndim else counted
 
 
 def per_sample(terms: Tensor, targets: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .formatting import format_value
+from .history import CLIENT_METRICS, METRICS
 from .losses import PADDING
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
@@ -117,14 +118,15 @@ class BalancedAccuracy(Metric):
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         predicted, true = _indicators(outputs, targets)
         counts = true.sum(0)
-        return float(((predicted & true).sum(0) / counts)[counts > 0].double().mean())
+        return float(((predicted & true).sum(0).double() / counts)[counts > 0].mean())
 
 
 @dataclass(frozen=True)
 class AUC(Metric):
     """The area under the ROC curve. With several classes or labels, the mean of one against the rest.
 
-    A class with only positive or only negative samples does not count; NaN if none counts.
+    The score of a class is its probability: the softmax of the outputs, unless they are probabilities already. A class
+    with only positive or only negative samples does not count; NaN if none counts.
 
     Example:
         >>> fm.metrics.AUC()(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
@@ -139,6 +141,8 @@ class AUC(Metric):
             scores = outputs.double()
             if outputs.shape[1] == 2:
                 scores = scores[:, 1:] - scores[:, :1]
+            elif not _are_probabilities(scores):
+                scores = scores.log_softmax(1)
             classes = [1] if outputs.shape[1] == 2 else range(outputs.shape[1])
             areas = [_area(scores[:, i], targets == c) for i, c in enumerate(classes)]
         else:
@@ -181,7 +185,12 @@ def named_metrics(metrics: Metrics) -> dict[str, MetricFunction]:
     """Return the metrics by name.
 
     Raises:
-        ValueError: If a metric has no name or is not callable, or two have the same name.
+        ValueError: If a metric has no name or that of a value of every record, or is not callable, or two have the same
+            name.
+
+    Example:
+        >>> list(fm.metrics.named_metrics([fm.metrics.AUC(), fm.metrics.MacroF1()]))
+        ['auc', 'macro_f1']
     """
     if isinstance(metrics, Mapping):
         found = dict(metrics)
@@ -200,6 +209,11 @@ def named_metrics(metrics: Metrics) -> dict[str, MetricFunction]:
             raise ValueError(
                 f"run: 'metrics' must map names such as 'f1' to functions of (outputs, targets), got "
                 f"{format_value(name)}: {format_value(function)}"
+            )
+        if name in (*METRICS, *CLIENT_METRICS):
+            raise ValueError(
+                f"run: 'metrics' must not be called {name!r} because records have another value of that name; use "
+                "another name"
             )
     return found
 
@@ -228,6 +242,10 @@ def _indicators(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     if predicted.shape[1] == 1:  # one label: both of its values are classes
         return torch.cat([~predicted, predicted], 1), torch.cat([~true, true], 1)
     return predicted, true
+
+
+def _are_probabilities(scores: Tensor) -> bool:
+    return bool((scores >= 0).all()) and bool(((scores.sum(1) - 1).abs() < 1e-4).all())
 
 
 def _area(scores: Tensor, positive: Tensor) -> float | None:

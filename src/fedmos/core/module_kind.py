@@ -30,10 +30,9 @@ def plain_module(model: nn.Module) -> nn.Module:
             )
     if any(_wrapped(module) is not None for module in model.modules()):
         model = copy.deepcopy(model)
-        for name, module in list(model.named_modules(remove_duplicate=False)):
+        for name, module in reversed(list(model.named_modules(remove_duplicate=False))):  # inner ones first
             if (inner := _wrapped(module)) is not None:
-                parent, _, child = name.rpartition(".")
-                setattr(model.get_submodule(parent), child, inner)
+                model.set_submodule(name, inner)
     return model
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from .batch_norm import ClientBatchNorm
 from .dropout import StreamDropout
@@ -19,14 +20,14 @@ _DEPTH = 4
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class _Identity:
+class SameObject:
     """Equal to itself only. Keeps the object alive, so that its address stays unique."""
 
     def __init__(self, value: object, version: int = 0) -> None:
         self.value, self.version = value, version
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.value is other.value and self.version == other.version
+        return isinstance(other, SameObject) and self.value is other.value and self.version == other.version
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -41,7 +42,7 @@ def attributes(module: nn.Module) -> State:
         _name(prefix, attribute): _token(value, _DEPTH)
         for prefix, part in module.named_modules()
         if not isinstance(part, StreamDropout | ClientBatchNorm)
-        and not type(part).__module__.startswith("torch.nn.modules")
+        and not type_before_parametrizations(part).__module__.startswith("torch.nn.modules")
         for attribute, value in vars(part).items()
         if attribute not in _OWN
     }
@@ -50,7 +51,7 @@ def attributes(module: nn.Module) -> State:
 def buffers(module: nn.Module) -> State:
     """Return the state of all buffers but the keys of dropout."""
     return {
-        _name(prefix, name): _Identity(value, value._version)
+        _name(prefix, name): SameObject(value, value._version)
         for prefix, part in module.named_modules()
         if not isinstance(part, StreamDropout)
         for name, value in part._buffers.items()
@@ -90,14 +91,14 @@ def _token(value: Any, depth: int) -> Any:
     if isinstance(value, _PLAIN):
         return (type(value), repr(value))
     if isinstance(value, Tensor):
-        return _Identity(value, value._version)
+        return SameObject(value, value._version)
     if depth == 0 or isinstance(value, nn.Module | type | types.FunctionType | types.ModuleType):
-        return _Identity(value)
+        return SameObject(value)
     if isinstance(value, Mapping):
         return [(_token(k, depth - 1), _token(v, depth - 1)) for k, v in value.items()]
     if isinstance(value, np.ndarray):
-        return (value.shape, value.tobytes() if value.dtype != object else _Identity(value))
+        return (value.shape, value.tobytes() if value.dtype != object else SameObject(value))
     if isinstance(value, list | tuple | set | frozenset | deque):
         return [_token(v, depth - 1) for v in value]
     held = [(name, _token(v, depth - 1)) for name, v in getattr(value, "__dict__", {}).items()]
-    return [_Identity(value), held]
+    return [SameObject(value), held]

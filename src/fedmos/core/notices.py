@@ -1,4 +1,4 @@
-"""Messages to the person who waits for a run: what takes long, and what Ctrl-C has done."""
+"""Messages to the user of a run: what takes long, and what Ctrl-C has done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def notify(text: str) -> None:
         display(text)
 
 
-def tell(text: str) -> None:
+def show_message(text: str) -> None:
     """Show a message: on the display of progress if one is on, else on the standard error."""
     if (display := _display.get()) is not None:
         display(text)

@@ -1,8 +1,10 @@
-"""Recurrent layers with dropout in between, layer by layer."""
+"""Recurrent layers outside of vectorised programs: dropout in between, layer by layer, and weights on a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,3 +45,11 @@ def by_layer(function: Callable[..., Any], drop: Callable[[float], tuple[Drop, P
         if layer < layers - 1:
             x = packed_drop(x, before[0]) if packed else padded_drop(x)
     return (x, *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
+
+@contextmanager
+def without_layout_warning() -> Iterator[None]:
+    """Hide the advice of cuDNN's layers to call `flatten_parameters`: parameters are views of one vector."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        yield

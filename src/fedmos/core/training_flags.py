@@ -10,7 +10,7 @@ _log = logging.getLogger("fedmos")
 
 
 class TrainingFlags:
-    """Remembers which submodules of a module the user put in evaluation mode, so that they stay there in training.
+    """Records which submodules of a module the user put in evaluation mode, so that they stay there in training.
 
     A module that is in evaluation mode as a whole, as `from_pretrained` returns it, trains as after `.train()`;
     only its BatchNorm layers with running statistics stay in evaluation mode.

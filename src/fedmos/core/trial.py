@@ -20,12 +20,11 @@ from .embeddings import scales_by_frequency
 from .flat_model import FlatModel, ForwardTrace
 from .module_kind import UnsuitableModel
 from .module_state import attributes, buffers, changed, checksums, holds_tensor
+from .outside_parameters import refuse_outside_parameters, without_values
 from .random_draws import drawing_function, refusal
+from .sample_influence import MORE_ROWS, ROWS, close, mixes_others, repeated, varied
 
 _log = logging.getLogger("fedmos")
-
-_ROWS, _MORE_ROWS = 3, 5
-"""Two batch sizes; axes whose size follows the batch size hold samples."""
 
 
 def try_model(model: FlatModel, inputs: Tensor) -> None:
@@ -38,27 +37,28 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
     Raises:
         UnsuitableModel: If the model cannot be trained, in a sentence that says why and what to do.
     """
-    batch = _repeated(inputs, _ROWS)
+    batch = repeated(varied(inputs), ROWS)
     other = batch.clone()
-    other[0] = batch[-1]
+    other[0] = batch[1]
     _check_dropout_is_off(model, batch)
     model.training_mode()
-    with _first_is_padding(model, _ROWS):
+    with _first_is_padding(model, ROWS):
         first = _checked_pass(model, batch)
         second = model.trace(model.initial(), other)
         before = attributes(model.module)
         outputs = _differentiated_pass(model, batch)
         # An attribute that is set once, as a cache is, does not change in the third pass.
         _check_state(model, batch, (first.outputs, outputs), changed(before, attributes(model.module)))
-    if not _close(model, first.outputs[1:], second.outputs[1:]):
+    if not close(model, first.outputs[1:], second.outputs[1:]) or mixes_others(model, batch, first.outputs):
         model.mixes_samples = model.mixes_in_evaluation = model.mixes_padding = True
     if model.mixes_in_evaluation:
         _log.warning(
-            "The outputs of the model for a sample depend on the other samples of its batch, which in evaluation are "
-            "not those of training"
+            "The outputs of the model for a sample depend on the other samples of its batch, or on their number, which "
+            "in evaluation are not those of training"
         )
     if scales_by_frequency(model.module):
         model.mixes_samples = model.mixes_in_evaluation = model.mixes_padding = True
+    _check_evaluation(model, batch)
     _place_dropout(model, first, second, batch)
     model.least_batch = 2 if model.has_client_statistics and not _takes_one(model, batch[:1]) else 1
 
@@ -83,25 +83,24 @@ def _first_is_padding(model: FlatModel, rows: int) -> AbstractContextManager[Non
     return model.statistics.observed(share)
 
 
-def _repeated(inputs: Tensor, n: int) -> Tensor:
-    return inputs[torch.arange(n, device=inputs.device) % len(inputs)]
-
-
-def _close(model: FlatModel, a: Tensor, b: Tensor) -> bool:
-    """Whether two outputs agree up to rounding; non-finite ones are left to other checks."""
-    if a.shape != b.shape:
-        return False
-    tolerance = 1e-2 if model.precision is not None else 1e-4
-    difference = (a - b).abs().amax() if a.numel() else a.new_zeros(())
-    return not bool(difference > tolerance * (1 + a.abs().amax())) if a.numel() else True
-
-
 def _check_dropout_is_off(model: FlatModel, batch: Tensor) -> None:
     with model.evaluation_mode():
         if model.trace(model.initial(), batch).functional:
             raise UnsuitableModel(
                 "Cannot evaluate the model because its dropout is on in evaluation mode, too, and draws from PyTorch's "
                 "global generator; use F.dropout(x, p, training=self.training)"
+            )
+
+
+def _check_evaluation(model: FlatModel, batch: Tensor) -> None:
+    """Refuse a model whose outputs in evaluation mode depend on earlier forward passes."""
+    with model.evaluation_mode():
+        before, first = attributes(model.module), model.trace(model.initial(), batch.clone())
+        names = changed(before, attributes(model.module))
+        if names and not close(model, first.outputs, model.trace(model.initial(), batch.clone()).outputs):
+            raise UnsuitableModel(
+                f"Cannot evaluate the model because its forward pass changes the attribute '{names[0]}', on which the "
+                "outputs of the next one depend; use a forward pass that depends on its inputs and parameters only"
             )
 
 
@@ -152,7 +151,7 @@ def _holder(model: FlatModel, name: str) -> str:
 def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor], names: list[str]) -> None:
     """Refuse a model whose outputs for the same batch may depend on earlier forward passes."""
     states = [name for name in names if not holds_tensor(model.module, name)]
-    same = _close(model, *outputs)
+    same = close(model, *outputs)
     if states or (names and not same):
         name = (states or names)[0]
         raise UnsuitableModel(
@@ -179,17 +178,25 @@ def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor]
 def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
     """Return the outputs of a forward pass, and run its backward pass; refuse activation checkpointing.
 
-    Modules that run again in the backward pass do not have the client's parameters there.
+    Modules and functions that run again in the backward pass do not have the client's parameters there.
     """
     repeated: list[str] = []
     with torch.enable_grad():
         y = model.initial().requires_grad_()
         outputs = model.trace(y, batch).outputs
+        if not outputs.requires_grad and not model.personal_layers:
+            raise UnsuitableModel(
+                "Cannot train the model because its outputs are no differentiable function of its trainable "
+                "parameters; use outputs that are computed without torch.no_grad(), detach() and argmax()"
+            )
         if not outputs.requires_grad:
             return outputs
+        refuse_outside_parameters(model, outputs)
+        gradient = None
         hook = register_module_forward_pre_hook(lambda module, inputs: repeated.append(type(module).__name__))
         try:
-            torch.autograd.grad(outputs.sum(), y, allow_unused=True)
+            with without_values(model.trained):
+                (gradient,) = torch.autograd.grad(outputs.sum(), y, allow_unused=True)
         except Exception as error:
             if "checkpoint" in str(error):
                 repeated.append("torch.utils.checkpoint")
@@ -197,6 +204,8 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
                 raise
         finally:
             hook.remove()
+        if gradient is not None and not bool(gradient.isfinite().all()) and _has_finite_gradient(model, batch):
+            repeated.append("torch.utils.checkpoint")
     if repeated:
         raise UnsuitableModel(
             f"Cannot train the model because it recomputes activations in the backward pass ({repeated[0]}); "
@@ -205,12 +214,18 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
     return outputs.detach()
 
 
+def _has_finite_gradient(model: FlatModel, batch: Tensor) -> bool:
+    y = model.initial().requires_grad_()
+    (gradient,) = torch.autograd.grad(model.trace(y, batch).outputs.sum(), y)
+    return bool(gradient.isfinite().all())
+
+
 def _place_dropout(model: FlatModel, first: ForwardTrace, second: ForwardTrace, batch: Tensor) -> None:
     """Find where the samples are in every tensor that dropout is applied to."""
     if not first.functional and not any(first.layers.values()):
         return
-    with _first_is_padding(model, _MORE_ROWS):
-        larger = model.trace(model.initial(), _repeated(batch, _MORE_ROWS))
+    with _first_is_padding(model, MORE_ROWS):
+        larger = model.trace(model.initial(), repeated(batch, MORE_ROWS))
     layers = {
         name: _positions(calls, larger.layers[name], second.layers[name])
         for name, calls in first.layers.items()
@@ -229,10 +244,10 @@ def _position(call: Tensor, larger: Tensor, other: Tensor) -> SampleAxis:
     axes = [axis for axis, (n, more) in enumerate(zip(call.shape, larger.shape, strict=True)) if n != more]
     if not axes:
         return SampleAxis(axis=None)
-    rows, rest = divmod(call.shape[axes[0]], _ROWS)
-    if len(axes) > 1 or rest or rows * _MORE_ROWS != larger.shape[axes[0]]:
+    rows, rest = divmod(call.shape[axes[0]], ROWS)
+    if len(axes) > 1 or rest or rows * MORE_ROWS != larger.shape[axes[0]]:
         raise UnsuitableModel(
-            f"Cannot apply dropout to a tensor of shape {tuple(call.shape)} in a batch of {_ROWS} samples because no "
+            f"Cannot apply dropout to a tensor of shape {tuple(call.shape)} in a batch of {ROWS} samples because no "
             "axis holds the same number of rows for every sample; keep the samples on the first axis"
         )
     return SampleAxis(axes[0], rows, rows > 1 and _interleaved(call, other, axes[0], rows))
@@ -241,4 +256,4 @@ def _position(call: Tensor, larger: Tensor, other: Tensor) -> SampleAxis:
 def _interleaved(call: Tensor, other: Tensor, axis: int, rows: int) -> bool:
     """Whether the rows of the first sample, which differ between the two tensors, are not adjacent."""
     differ: Any = (call != other).movedim(axis, 0).flatten(1).any(1)
-    return bool(differ[rows:].any()) and not bool(differ.view(rows, _ROWS)[:, 1:].any())
+    return bool(differ[rows:].any()) and not bool(differ.view(rows, ROWS)[:, 1:].any())

@@ -34,7 +34,10 @@ _REASONS = {
     "Tensor.requires_grad_()": _DIFFERENTIATES,
     "does not require grad": _DIFFERENTIATES,
     "backward() called inside": _DIFFERENTIATES,
-    "doesn't work on out=": "it calls a function with out= (use what the function returns)",
+    "doesn't work on out=": "it calls a function with out= (use what the function returns), or one that "
+    "torch.func.vmap cannot vectorise in this version of PyTorch",
+    "got None (or an undefined Tensor": "torch.func.vmap cannot vectorise the gradient of one of its functions in this "
+    "version of PyTorch",
     "parse": "it uses a sparse tensor (use a dense one, or index_add)",
 }
 """What errors of `torch.func.vmap` contain, and what they mean."""

@@ -63,7 +63,13 @@ def names() -> list[str]:
 
 @dataclass(frozen=True)
 class FoundDataset:
-    """The result of `find`."""
+    """The result of `find`.
+
+    Example:
+        >>> found = fm.datasets.find("digits")
+        >>> type(found.dataset).__name__, found.place
+        ('Dataset', 'scikit-learn')
+    """
 
     dataset: Dataset
     """The data set."""

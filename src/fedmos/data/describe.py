@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..core.losses import PADDING
-from .federated import FederatedData
+from .bubbles import bubble_chart
+
+if TYPE_CHECKING:
+    from .federated import FederatedData
 
 _NAMED = 8
 """The number of clients that a description lists by name."""
@@ -109,8 +113,6 @@ class Description:
         """
         if self.labels is None:
             raise ValueError("Cannot plot the split because its targets are not class numbers")
-        from .bubbles import bubble_chart
-
         drawn = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))
         names = None if self.names is None else list(self.names)
         chart = bubble_chart(self.labels.counts[drawn], drawn.tolist(), self.clients, names)

@@ -26,13 +26,14 @@ from .arrays import (
 )
 from .augment import Augment
 from .client_tests import ClientTests
+from .describe import Description, describe
+from .holdout import hold_out_of
 from .importers.methods import Importers
 from .normalize import Normalize
 from .padding import pad_samples
 from .subset import split_clients, subset
 
 if TYPE_CHECKING:
-    from .describe import Description
     from .importers.encoding import Encoding
 
 Arrays = tuple[Tensor, Tensor]
@@ -198,8 +199,6 @@ class FederatedData(Importers):
             >>> data.hold_out(0.2).tests
             ClientTests(10 clients, ... samples)
         """
-        from .holdout import hold_out_of
-
         return hold_out_of(self, share, seed)
 
     def split_clients(self, share: float, seed: int = 0) -> tuple[FederatedData, FederatedData]:
@@ -250,12 +249,10 @@ class FederatedData(Importers):
             >>> data.describe().clients
             10
         """
-        from .describe import describe
-
         return describe(self)
 
     def __len__(self) -> int:
-        return len(self.offsets) - 1
+        return self.offsets.shape[0] - 1
 
     def __repr__(self) -> str:
         return f"FederatedData({len(self)} clients, {int(self.offsets[-1])} samples)"

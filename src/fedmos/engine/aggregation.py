@@ -182,7 +182,7 @@ class PartialUpdate:
         }
 
     def take_updates(self, rows: Vectors, kept: Tensor | None) -> Tensor | None:
-        """Remove the clients' updates from `rows` and return them, (kept, D); None if they were not asked for."""
+        """Remove the clients' updates from `rows` and return them, (kept, D); None if they are not kept."""
         if not self._updates:
             return None
         parts = [select(rows.pop(name), kept) for name in self._updates]

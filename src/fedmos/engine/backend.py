@@ -62,6 +62,8 @@ class PhaseInput(NamedTuple):
     """Whether to return the update of each client."""
     sent: SentModels | None = None
     """What each client of the cohort was sent, where that differs; None where all have `x`, `msg` and `lr`."""
+    quorum: int = 0
+    """The smallest number of clients with which the round counts."""
 
 
 class CohortUpdate(NamedTuple):
@@ -78,7 +80,7 @@ class CohortUpdate(NamedTuple):
     report: Tensor
     """(1 + reports, arrived), float64, on the device: the largest absolute value of each upload, then the reports."""
     updates: Tensor | None = None
-    """(kept, D), on the device: the clients' updates, where they were asked for."""
+    """(kept, D), on the device: the clients' updates, where the phase returns them (`PhaseInput.updates`)."""
     saturated: Tensor | None = None
     """Under secure aggregation, how many values exceeded their bounds; None where that is not counted."""
 

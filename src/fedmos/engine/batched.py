@@ -7,8 +7,9 @@ import logging
 from torch import Tensor
 
 from .batches import SampleBatch
+from .compiled import CannotCompile
 from .gradients import Call, LocalGradient, LossAndGradient
-from .program import CannotCompile, ClientStatistics
+from .program import ClientStatistics
 
 _log = logging.getLogger("fedmos")
 

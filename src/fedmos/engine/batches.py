@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..rng import Purpose, fold, permute
+from ..rng import Purpose, permute, words
 from .task import Task
 
 FULL, FIRST = -1, -2
@@ -74,14 +74,16 @@ class Batches:
         keep = min(task.batch_size, chunk.width) if task.local_steps else chunk.width
         self._order = self._orders(Purpose.BATCH, orders, keep)
         if task.local_steps:  # for all steps together: on a GPU a small operation costs as much as a large one
-            self._steps = self._batch(self._order, chunk.n.clamp(max=task.batch_size)[:, None], self._phases())
+            size = chunk.n.clamp(max=task.batch_size)
+            positions, _, weight, phase = self._batch(self._order, size[:, None], self._phases())
+            of_steps = zip(positions.unbind(1), phase.unbind(1), strict=True)
+            self._steps = [SampleBatch(one, size, weight[:, 0], k) for one, k in of_steps]
 
     def step(self, k: int) -> SampleBatch:
         """Return the batch of step k; a client without such a step keeps its last batch."""
         B = self._task.batch_size
         if B is not None and self._task.local_steps:
-            positions, size, weight, phase = self._steps
-            return SampleBatch(positions[:, k], size[:, 0], weight[:, 0], phase[:, k])
+            return self._steps[k]
         step = self.K.sub(1).clamp(max=k)
         if B is None:
             return self.all()._replace(phase=step)
@@ -105,10 +107,9 @@ class Batches:
 
     def _orders(self, purpose: Purpose, count: int, keep: int) -> Tensor:
         """Return the first `keep` entries of `count` random orders of each client's data, (M, count, keep)."""
-        key = self.stream(purpose)[:, None]
+        keys = words(self.stream(purpose), count)
         at_once = max(1, _ENTRIES_AT_ONCE // (len(self.n) * self.chunk.width))
-        parts = torch.arange(count, device=self.n.device).split(at_once)
-        orders = [permute(fold(key, part), self.n[:, None], self.chunk.width, keep) for part in parts]
+        orders = [permute(part, self.n[:, None], self.chunk.width, keep) for part in keys.split(at_once, dim=1)]
         return torch.cat(orders, dim=1)
 
     def _phases(self) -> Tensor:

@@ -6,6 +6,7 @@ Until then only the times of their starts and arrivals are computed, which needs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -13,25 +14,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..algorithm import Context
 from ..core.history import Record
+from .asynchronous_state import AsynchronousState, SimulatedTimes
 from .backend import PhaseInput
 from .cohort import Cohort, SampledCohort
 from .event_queue import EventQueue, Flight
 from .job import Phase
-from .round import (
-    broadcast,
-    commit,
-    evaluate_model,
-    read_results,
-    server_step,
-    stop_at_bad_updates,
-)
+from .round import commit, evaluate_model, read_results, server_step
 from .round_record import update_norms
 from .round_results import RoundState, TrainingResult
 from .round_timing import RoundTiming
 from .row_aggregation import aggregate_rows
 from .sent_models import ModelVersion, SentModels
-from .state import AsynchronousState, FederatedState
+from .state import FederatedState
+from .training import broadcast, stop_at_bad_updates
 
 _MOST_LOSSES = 200
 """Clients that may be lost one after another, beside ten for each client of the federation, before a run stops."""
@@ -84,15 +81,24 @@ class Arrivals:
     """Whether fewer clients train than the buffer allows."""
 
 
-async def play_buffered_round(state: FederatedState, evaluate: bool) -> Record:
+CollectUpdates = Callable[[FederatedState, SampledCohort], Arrivals]
+"""Takes the state of a run and a cohort that receives the selector's state; returns what happens up to the step."""
+
+
+async def play_buffered_round(state: FederatedState, evaluate: bool, collect: CollectUpdates | None = None) -> Record:
     """Play the events up to the next server step, take the step, and commit it.
 
     As in `play_round`, the clients' part is repeated with a check of every update if a value is not finite.
+
+    Args:
+        state: The state of the run.
+        evaluate: Whether the new model is evaluated.
+        collect: Starts clients and receives updates until the buffer is full; None for `collect_updates`.
     """
     began = perf_counter()
     # 1. Start clients and receive updates, until the buffer is full.
     sampled = state.sampler.empty()
-    arrivals = collect_updates(state, sampled)
+    arrivals = (collect or collect_updates)(state, sampled)
     sampled = with_arrivals(state, sampled, arrivals)
     timing = ArrivalTiming(type(state.algorithm).__name__, arrivals.taken, arrivals.lost)
     while True:
@@ -116,8 +122,8 @@ async def play_buffered_round(state: FederatedState, evaluate: bool) -> Record:
 
 def collect_updates(state: FederatedState, sampled: SampledCohort) -> Arrivals:
     """Play the events of the simulated clock until the buffer is full, or until no client trains or can start."""
-    here = asynchronous(state)
-    arrivals = Arrivals(queue=here.queue.copy(), now=here.clock.now)
+    here, times = asynchronous(state), simulated_times(state)
+    arrivals = Arrivals(queue=here.queue.copy(), now=times.clock.now)
     queue, newest, losses = arrivals.queue, newest_model(state), 0
     while True:
         start_clients(state, sampled, arrivals, newest)
@@ -132,7 +138,7 @@ def collect_updates(state: FederatedState, sampled: SampledCohort) -> Arrivals:
             continue
         losses = 0
         queue.arrived.append(flight)
-        arrivals.bytes_up += here.costs.bytes_up
+        arrivals.bytes_up += times.costs.bytes_up
         if len(queue.arrived) == here.buffer.size:
             arrivals.taken, arrivals.versions = queue.take_arrived(), dict(queue.versions)
             break
@@ -146,6 +152,13 @@ def asynchronous(state: FederatedState) -> AsynchronousState:
     return state.asynchronous
 
 
+def simulated_times(state: FederatedState) -> SimulatedTimes:
+    """Return the times of the clients of a simulation."""
+    times = asynchronous(state).times
+    assert times is not None
+    return times
+
+
 class NewestModel(NamedTuple):
     """What clients that start in this round are sent, and the work that they will do."""
 
@@ -155,17 +168,24 @@ class NewestModel(NamedTuple):
 
 
 def newest_model(state: FederatedState) -> NewestModel:
-    """Broadcast the current model. Neither server nor clients know yet with whom an update will arrive."""
-    here = asynchronous(state)
-    none = Cohort(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64), 0.0, 0)
-    ctx = replace(state.context(none), S=here.buffer.size, W=1.0)
-    version = ModelVersion(state.lr(state.t), state.x, broadcast(state, state.server_state, ctx))
-    return NewestModel(version, here.counter.count(ctx, version))
+    """Broadcast the current model, and count the gradients of the clients that will receive it."""
+    ctx, version = newest_version(state)
+    return NewestModel(version, simulated_times(state).counter.count(ctx, version))
+
+
+def newest_version(state: FederatedState) -> tuple[Context, ModelVersion]:
+    """Broadcast the current model; returns the context of its clients and what they are sent.
+
+    Neither server nor clients know yet with whom an update will arrive.
+    """
+    ctx = replace(state.context(Cohort.empty()), S=asynchronous(state).buffer.size, W=1.0)
+    return ctx, ModelVersion(state.lr(state.t), state.x, broadcast(state, state.server_state, ctx))
 
 
 def start_clients(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, newest: NewestModel) -> None:
     """Start clients until as many train as the buffer allows, or no other is available."""
-    queue, here, t = arrivals.queue, asynchronous(state), state.t
+    queue, here, times, t = arrivals.queue, asynchronous(state), simulated_times(state), state.t
+    last, gradients = state.clients.last.numpy(), newest.gradients.numpy()
     arrivals.short = False
     while len(queue.flights) < here.buffer.concurrency:
         drawn = here.sampler.draw_one(t, queue.starts, queue.busy, sampled)
@@ -173,12 +193,12 @@ def start_clients(state: FederatedState, sampled: SampledCohort, arrivals: Arriv
             arrivals.short = True
             return
         client, weight = drawn
-        first = int(state.clients.last[client]) < 0
-        seconds, lost = here.outcome(queue.starts, client, here.costs.seconds(client, newest.gradients, first))
-        gradients = int(newest.gradients[client])
-        arrivals.bytes_down += here.costs.bytes_down(first)
+        first = bool(last[client] < 0)
+        needed = times.costs.seconds(client, newest.gradients, first)
+        seconds, lost = times.outcome(queue.starts, client, needed)
+        arrivals.bytes_down += times.costs.bytes_down(first)
         queue.versions.setdefault(t, newest.version)
-        queue.start(Flight(arrivals.now + seconds, client, t, weight, seconds, gradients, lost))
+        queue.start(Flight(arrivals.now + seconds, client, t, weight, seconds, int(gradients[client]), lost))
 
 
 def _check_losses(state: FederatedState, losses: int) -> None:

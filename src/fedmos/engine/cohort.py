@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..algorithm import Vectors
@@ -29,9 +30,10 @@ class Cohort(NamedTuple):
         max_samples = int(np.maximum.reduce(data.sizes.numpy()[ids.numpy()])) if ids.shape[0] else 0
         return cls(ids, weights, float(weights.sum()), max_samples)
 
-    def none(self) -> Cohort:
+    @classmethod
+    def empty(cls) -> Cohort:
         """Return a cohort without clients."""
-        return Cohort(self.ids[:0], self.weights[:0], 0.0, 0)
+        return cls(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64), 0.0, 0)
 
     def scaled(self, W: float) -> Cohort:
         """Return the cohort with its weights scaled to the sum W, as far as they are not zero."""
@@ -42,7 +44,7 @@ class Cohort(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A question of the selector to clients, which receive x first if they do not have it."""
+    """Clients that the selector requests a loss or a gradient of; they receive x first if they do not have it."""
 
     ids: Tensor
     samples: Tensor

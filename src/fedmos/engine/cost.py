@@ -14,6 +14,7 @@ from ..aggregation.ring import Ring
 from ..aggregation.secure import NUMBER_BITS
 from ..codecs.compose import Coding, coding_of
 from ..codecs.links import CodedVector
+from ..codecs.own import counted_bytes
 from ..secure.sizes import sent_down, sent_up
 from .declaration import Declaration, Shapes
 from .job import Phase
@@ -98,7 +99,7 @@ class Wire:
     def _bytes(self, shapes: Shapes, coded: Iterable[CodedVector]) -> int:
         codecs = {vector.name: vector.codec for vector in coded}
         return sum(
-            codecs[name].nbytes(self.declaration.layers.size, self.dtype)
+            counted_bytes(codecs[name], self.declaration.layers.size, self.dtype)
             if name in codecs
             else math.prod(shape) * self.number
             for name, shape in shapes.items()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..algorithm import RULES, Algorithm, ClientContext, Field, Layers, Reduce, Vectors
 from ..core.formatting import format_value
+from ..core.method_checks import kind_of
 from ..core.validation import suggest
 from .job import Phase
 from .row_rules import gathered, row_rule
@@ -70,8 +71,12 @@ class Declaration:
 
     def rules(self, phase: Phase) -> Reduce:
         """Return what a backend computes in a phase: the declared sums with their rules, or the rows for them."""
-        declared = self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
+        declared = self.reduce(phase)
         return declared if row_rule(self.algorithm) is None else gathered(declared)
+
+    def reduce(self, phase: Phase) -> Reduce:
+        """Return the declared sums of a phase with their rules."""
+        return self.algorithm.reduce if phase == "train" else self.algorithm.prepare_reduce
 
     def initial(self, declared: Shapes, x: Tensor) -> Vectors:
         """Return the initial value of declared state: zeros unless `init` gives another."""
@@ -131,6 +136,7 @@ def check_declaration(algorithm: Algorithm) -> None:
             if rule == "each" and field == "prepare_reduce":
                 raise ValueError(f"{owner}: the rule of sum '{name}' must be a sum, since it becomes server state")
     _check_tracked(owner, algorithm)
+    _check_population_sums(owner, algorithm)
     known = names_of(algorithm.server_state)
     if type(algorithm).broadcast is Algorithm.broadcast and not set(known) >= set(names_of(algorithm.down)) - {"x"}:
         missing = ", ".join(sorted(set(names_of(algorithm.down)) - {"x"} - set(known)))
@@ -146,6 +152,13 @@ def _check_tracked(owner: str, algorithm: Algorithm) -> None:
     for name in algorithm.tracked:
         if name not in up:
             raise ValueError(f"{owner}: 'tracked' must name uploads ({', '.join(up)}), got {format_value(name)}")
+
+
+def _check_population_sums(owner: str, algorithm: Algorithm) -> None:
+    server, own = names_of(algorithm.server_state), names_of(algorithm.client_state)
+    sums = algorithm.population_sums
+    if not isinstance(sums, Mapping) or not all(c in server and c_i in own for c, c_i in sums.items()):
+        raise ValueError(f"{owner}: 'population_sums' must map server state to client state, got {format_value(sums)}")
 
 
 def _checked_rule(owner: str, field: str, name: str, pair: Any) -> tuple[str, str]:
@@ -184,20 +197,11 @@ def _is_shape(shape: Any) -> bool:
 # Checks of what methods return.
 
 
-def check_pair(algorithm: Algorithm, method: str, got: Any) -> None:
-    """Check that a method returned two values, of which the second is a dictionary."""
-    if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
-        first = {"finish": "uploads, a dictionary,", "server": "the model"}.get(method, "a tensor")
-        raise ValueError(
-            f"{type(algorithm).__name__}: '{method}' must return {first} and a dictionary of tensors, got {_kind(got)}"
-        )
-
-
 def check_model(algorithm: Algorithm, method: str, got: Any, shape: torch.Size) -> None:
     """Check that a method returned a model of this shape."""
     if not isinstance(got, Tensor) or got.shape != shape:
         raise ValueError(
-            f"{type(algorithm).__name__}: '{method}' must return a model of shape {tuple(shape)}, got {_kind(got)}"
+            f"{type(algorithm).__name__}: '{method}' must return a model of shape {tuple(shape)}, got {kind_of(got)}"
         )
 
 
@@ -207,16 +211,7 @@ def check_start(algorithm: Algorithm, got: Any, c: ClientContext) -> None:
     D = c.layers.size
     if not isinstance(got, Tensor) or got.shape not in ((D,), (*rows, D)):
         raise ValueError(
-            f"{type(algorithm).__name__}: 'start' must return a model of shape {(*rows, D)}, got {_kind(got)}"
-        )
-
-
-def check_direction(algorithm: Algorithm, got: Any, y: Tensor) -> None:
-    """Check that `direction` returned a vector for each client, or one for all."""
-    if not isinstance(got, Tensor) or got.shape[-1:] != y.shape[-1:]:
-        shape = tuple(y.shape)
-        raise ValueError(
-            f"{type(algorithm).__name__}: 'direction' must return a direction of shape {shape}, got {_kind(got)}"
+            f"{type(algorithm).__name__}: 'start' must return a model of shape {(*rows, D)}, got {kind_of(got)}"
         )
 
 
@@ -239,7 +234,7 @@ def check_names(algorithm: Algorithm, method: str, got: Any, names: Iterable[str
     names = list(names)
     if not isinstance(got, dict):
         raise ValueError(
-            f"{type(algorithm).__name__}: '{method}' must return a dictionary of tensors by name, got {_kind(got)}"
+            f"{type(algorithm).__name__}: '{method}' must return a dictionary of tensors by name, got {kind_of(got)}"
         )
     if not (all(name in names for name in got) and (some or all(name in got for name in names))):
         raise ValueError(
@@ -251,16 +246,8 @@ def check_names(algorithm: Algorithm, method: str, got: Any, names: Iterable[str
 def wrong_shape(algorithm: Algorithm, method: str, name: str, shape: tuple[int, ...], got: Any) -> ValueError:
     """Return the error for a tensor whose shape is not the declared one."""
     return ValueError(
-        f"{type(algorithm).__name__}: '{method}' must return '{name}' of shape {tuple(shape)}, got {_kind(got)}"
+        f"{type(algorithm).__name__}: '{method}' must return '{name}' of shape {tuple(shape)}, got {kind_of(got)}"
     )
-
-
-def _kind(v: Any) -> str:
-    if isinstance(v, Tensor):
-        return f"a tensor of shape {tuple(v.shape)}"
-    if isinstance(v, tuple):
-        return f"{len(v)} values ({', '.join(_kind(item) for item in v)})" if v else "no value"
-    return f"a {type(v).__name__}" if isinstance(v, dict) else format_value(v)
 
 
 def client_rows(
@@ -280,7 +267,8 @@ def client_rows(
         if rows is not None and shape and shape[-1] == D and rows.shape in (shape, (1, *shape)):
             rows = rows.expand(M, *shape)
         elif rows is None or rows.shape != (M, *column):
-            whole = (M, *column) if M > 1 or (isinstance(v, Tensor) and v.ndim > len(column)) else column
+            alone = unrows(torch.empty(0)).ndim > 1  # the engine of one client adds the axis itself
+            whole = column if alone else (M, *column)
             hint = "; use dim=-1, keepdim=True" if shape == () else ""
             raise ValueError(f"{wrong_shape(algorithm, method, name, whole, v)}{hint}")
         found[name] = rows.reshape(M, *shape)

@@ -1,4 +1,4 @@
-"""Short trials of the engines on the job at hand, and the key under which their times are stored."""
+"""Short trials of the engines on the job of a run, and the key under which their times are stored."""
 
 from __future__ import annotations
 

@@ -69,6 +69,13 @@ class EventQueue:
         heapq.heappush(self.flights, flight)
         self.starts += 1
 
+    def remove(self, client: int) -> Flight:
+        """Remove and return a client that trains, where the order of ends is not known in advance."""
+        (flight,) = (flight for flight in self.flights if flight.client == client)
+        self.flights = [other for other in self.flights if other is not flight]
+        heapq.heapify(self.flights)
+        return flight
+
     def next_end(self) -> Flight:
         """Remove and return the client that is done next."""
         return heapq.heappop(self.flights)

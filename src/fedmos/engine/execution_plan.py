@@ -21,10 +21,11 @@ from ..core.vectorisation_errors import explain, slow_operations
 from .batched import Batched
 from .batches import Chunk
 from .compile_time import CLOCK
+from .compiled import can_compile
+from .engine_comparison import why_different
 from .engine_decision import Saving, faster_engine, invalid_before, is_clear, saved_per_step, usual_gain
 from .engine_trials import Workload, measure_compiled, measure_engines
 from .plan_cache import JobMeasurements, cache_path, now, read_measurements, write_measurement
-from .program import can_compile
 from .task import Task, total_memory
 
 _log = logging.getLogger("fedmos")
@@ -66,7 +67,7 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
     """
     name = override(name)
     if name == "loop":
-        return _loop("asked for")
+        return _loop("requested")
     problem = why_not_vectorised(task)
     if problem is not None:
         if name != "auto":
@@ -84,7 +85,7 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
         _log.info("Some operations are computed client by client within a vectorised program: %s", names)
     parallel = _max_parallel_clients(task)
     if name != "auto":
-        return _batched(task, min(m, parallel), name == "compiled", "asked for", parallel)
+        return _batched(task, min(m, parallel), name == "compiled", "requested", parallel)
     plan = _fastest(task, m, parallel, rounds)
     _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.reason)
     return plan
@@ -95,7 +96,7 @@ def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool, reason: st
     if engine == "loop":
         return _loop(reason)
     if compiled and not can_compile(task.model.device):
-        _log.warning("Going on without compiling because this machine cannot: bits may differ")
+        _log.warning("Continuing without compiling because this machine cannot: bits may differ")
         compiled = False
     return _batched(task, chunk, compiled, reason, max(chunk, _max_parallel_clients(task)))
 
@@ -194,7 +195,7 @@ def _outlook(work: Workload, saving: Saving) -> str:
 
 
 class RoundTimes:
-    """Stores how long the first rounds of a run take, for the choices of later runs. The run itself goes on as it is.
+    """Stores how long the first rounds of a run take, for the choices of later runs. The run itself does not change.
 
     Args:
         task: The model, data and loss.
@@ -239,25 +240,41 @@ def _max_parallel_clients(task: Task) -> int:
 
 
 def why_not_vectorised(task: Task) -> str | None:
-    """Try one gradient on one sample of the first clients; returns the reason if it fails."""
+    """Try one gradient on one sample of the first clients, and compare some with those of the loop.
+
+    Returns:
+        The reason why the task cannot be vectorised; None if it can.
+    """
     if task.loss.batch is not None and not task.loss.batch.masked and not task.equal_batches:
         return f"batches have different sizes and {task.loss.name} takes no mask (outputs, targets, mask)"
     if task.model.mixes_padding and not task.equal_batches:
-        return (
+        return _packing_problem(task) or (
             "samples of a batch influence each other in the model (BatchNorm without running statistics, "
-            "scale_grad_by_freq, a value of the whole batch?) and batches of different sizes would be padded"
+            "scale_grad_by_freq, a value of the whole batch or its size?) and batches of different sizes would be "
+            "padded"
         )
     try:
-        with torch.no_grad():
-            with slow_operations(task.model.slow_operations):
-                _try_gradient(task, task.model.least_rows)
-            if task.model.recurrent:
-                some = torch.arange(min(_SAMPLES_TRIED, int(task.data.offsets[-1])), device=task.model.device)
-                return why_not_padded(task.model, task.samples(some)[0], task.equal_batches)
+        with torch.no_grad(), slow_operations(task.model.slow_operations):
+            _try_gradient(task, task.model.least_rows)
+            problem = _why_not_padded(task) if task.model.recurrent else None
+            return problem or why_different(task)
     except Exception as error:  # a user's module may raise anything here
         problem = explain(error, task.model.module)
         return f"{problem} (on one sample; two are no problem)" if _works_on_two(task) else problem
-    return None
+
+
+@torch.no_grad()
+def _why_not_padded(task: Task) -> str | None:
+    some = torch.arange(min(_SAMPLES_TRIED, int(task.data.offsets[-1])), device=task.model.device)
+    return why_not_padded(task.model, task.samples(some)[0], task.equal_batches)
+
+
+def _packing_problem(task: Task) -> str | None:
+    """Return why packed sequences may not be padded; None for other models, and where that cannot be found out."""
+    try:
+        return _why_not_padded(task) if task.model.recurrent else None
+    except Exception:  # a user's module may raise anything where it is vectorised
+        return None
 
 
 def _try_gradient(task: Task, samples: int) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
 from ..codecs.compose import receive
+from ..core.function_state import FunctionWatch
+from ..core.method_checks import unchanged
 from .backend import StepObserver
 from .batched import Batched
 from .batches import Chunk
@@ -24,7 +26,7 @@ from .graphs import Graphs
 from .job import Job, JobNumbers, JobResult, Phase, expand_runs, pack, pad_job, unpack
 from .local_update import local_update
 from .loop import Loop
-from .named_tensors import named, unchanged
+from .named_tensors import named
 from .reports import report_row
 from .secure_sums import secure_rule
 from .task import Task
@@ -56,6 +58,7 @@ class JobExecutor:
         self.declaration = Declaration(algorithm, task.model.layers)
         self._kind: type[LocalGradient] = Loop if plan.engine == "loop" else Batched
         self._graphs = Graphs(task.model.device) if plan.cuda_graph else None
+        self._watch = FunctionWatch(task.own_functions if plan.engine == "batched" else ())
         self._calls: dict[Any, list[Call]] = {}
         self.context_reads: dict[Phase, set[str]] = {}
         """By phase, which of the context's numbers "S" and "t" the algorithm has read."""
@@ -97,7 +100,9 @@ class JobExecutor:
             return outputs
 
         numbers, vectors = pack(job), (job.x, *job.msg.values(), *job.own.values())
-        if self._graphs is None or observer is not None:
+        if self._watch.look():
+            self.task.program.follow_values()
+        if self._graphs is None or observer is not None or self._watch.changed:
             outputs = body(numbers.to(job.x.device), *vectors)
         else:
             outputs = self._graphs.run(key, body, numbers, *vectors)

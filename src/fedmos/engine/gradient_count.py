@@ -17,7 +17,7 @@ from .task import Task
 
 
 class _ZeroGradient(Loop):
-    """Records which gradients are asked for, and returns zeros."""
+    """Records which gradients are requested, and returns zeros."""
 
     def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
         return LossAndGradient(y.new_zeros(1), torch.zeros_like(y))

@@ -186,8 +186,7 @@ class LocalGradient:
         augment = self._keys(Purpose.AUGMENT, batch.phase) if self.task.data.augment is not None else None
         for start in range(0, batch.positions.shape[1], width):
             columns = slice(start, min(start + width, batch.positions.shape[1]))
-            number = torch.arange(columns.start, columns.stop, device=batch.positions.device)
-            of_dropout, of_augment = (None if key is None else fold(key, number) for key in (dropout, augment))
+            of_dropout, of_augment = (None if key is None else _of_columns(key, columns) for key in (dropout, augment))
             entries = self.chunk.offset[:, None] + batch.positions[:, columns]
             yield *self.task.samples(entries, of_augment), of_dropout, columns
 
@@ -210,6 +209,11 @@ class LocalGradient:
     def unrows(v: Tensor) -> Tensor:
         """Convert an algorithm's tensor to one with a row per client; a tensor that clients share stays as it is."""
         return v
+
+
+def _of_columns(key: Tensor, columns: slice) -> Tensor:
+    """Return a stream for each sample of these columns of a batch, from those of the clients, (M, 1)."""
+    return fold(key, torch.arange(columns.start, columns.stop, device=key.device))
 
 
 class _Noise:

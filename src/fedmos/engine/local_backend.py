@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Vectors
+from ..core.method_checks import reads_one_value
 from ..core.personal_parameters import PERSONAL
 from ..core.statistics_layout import AFFINE, STATISTICS
 from ..rng import Purpose, permute
@@ -120,24 +121,10 @@ class LocalBackend:
         queue = self.queue if observer is None else ImmediateQueue(self.executor, self._evaluator, observer)
         S = cohort.ids.shape[0]
         width = block_width(S, self.executor.plan, given.x.device, self._ranks.size)
-
-        def costs() -> list[float]:
-            return [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(width)]
-
-        division = self._exchange.divide(S, width, costs)
-        partial = PartialUpdate(
-            division,
-            self.executor.declaration,
-            given.phase,
-            given.x,
-            reports=len(given.reports),
-            updates=given.updates,
-            rank=self._ranks.rank,
-            secure=secure_sums(self.task, self.executor.declaration, given.phase, cohort),
-        )
-        state_of = self._exchange.client_state(cohort.ids, division, given.x)
+        partial = self._empty_update(cohort, given, width)
+        state_of = self._exchange.client_state(cohort.ids, partial.division, given.x)
         began = perf_counter()
-        for positions in self._chunks(division.mine, width, given.sent):
+        for positions in self._chunks(partial.division.mine, width, given.sent):
             whole = positions.shape[0] == S
             ids, weights = (v if whole else v[positions] for v in (cohort.ids, cohort.weights))
             factors = {} if given.thin is not None else upload_factors(self.task, partial.rules, ids, weights)
@@ -158,6 +145,24 @@ class LocalBackend:
             partial.add(positions, factors, result, accepted)
         partial.seconds = perf_counter() - began
         return partial
+
+    def _empty_update(self, cohort: Cohort, given: PhaseInput, width: int) -> PartialUpdate:
+        """Divide the cohort among the ranks, and return this process's part of its update, without uploads yet."""
+
+        def costs() -> list[float]:
+            return [float(v.sum()) for v in self.task.steps(self.task.data.sizes[cohort.ids]).split(width)]
+
+        declaration = self.executor.declaration
+        return PartialUpdate(
+            self._exchange.divide(cohort.ids.shape[0], width, costs),
+            declaration,
+            given.phase,
+            given.x,
+            reports=len(given.reports),
+            updates=given.updates,
+            rank=self._ranks.rank,
+            secure=secure_sums(self.task, declaration, given.phase, cohort),
+        )
 
     def _job(self, cohort: Cohort, given: PhaseInput, ids: Tensor, own: Vectors, factors: Vectors) -> Job:
         return Job(
@@ -187,9 +192,8 @@ class LocalBackend:
         """Explain the error of an algorithm that reads c.t as one number where clients have different ones."""
         try:
             yield
-        except RuntimeError as error:
-            one_number = ("Boolean value of Tensor", "converted to Scalar", "converted to Python scalars")
-            if job.rounds is None or not any(text in str(error) for text in one_number):
+        except (RuntimeError, ValueError) as error:
+            if job.rounds is None or not reads_one_value(error):
                 raise
             raise ValueError(
                 f"Cannot use buffer= with {type(self.algorithm).__name__} on this engine because a method for clients "

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
+from ..core.method_checks import changed_in_place, check_direction, check_pair, naming_errors, unchanged
 from .backend import StepObserver
-from .declaration import check_direction, check_model, check_names, check_pair, check_start
+from .declaration import check_model, check_names, check_start
 from .gradients import LocalGradient
-from .named_tensors import changed_in_place, named, refusing_writes, unchanged
+from .named_tensors import check_assigned, named
 
 _Y = "the client's model"
 """The name of y beside those of s."""
@@ -37,6 +38,7 @@ def local_update(
     with unchanged(algorithm, "finish", {"y": y, "s": s}):
         finished = algorithm.finish(y, named(algorithm, "s", s), c, grad)
     check_pair(algorithm, "finish", finished)
+    check_assigned(c.own, "finish", finished[1])
     return finished
 
 
@@ -50,7 +52,7 @@ def _step(
     # A step that changes y in place and returns it is harmless in the loop, where y belongs to one client.
     fixed = s if method == "step" and not grad.ragged else {**s, _Y: y}
     before = _versions(fixed)
-    with refusing_writes(algorithm, method):
+    with naming_errors(algorithm, method):
         returned = getattr(algorithm, method)(y, named(algorithm, "s", s), c, grad, k)
     if _versions(fixed) != before:
         name = next(name for name, old in before.items() if fixed[name]._version != old)

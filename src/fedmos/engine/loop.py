@@ -19,7 +19,7 @@ class Loop(LocalGradient):
     def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
         n = int(batch.size[0])
         batch = batch._replace(positions=batch.positions[:, :n], weight=batch.weight[:, :n])
-        loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), torch.zeros_like(y)
+        loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), None
         weight, new = None if self.task.loss.uniform else self.weights(batch), None
         for inputs, targets, keys, columns in self.parts(batch, self._width(n)):
             with torch.enable_grad():
@@ -29,8 +29,12 @@ class Loop(LocalGradient):
                 mean = self._loss(outputs, targets[0], None if weight is None else weight[0, columns], n)
             (g,) = torch.autograd.grad(mean, y_leaf)
             share = (columns.stop - columns.start) / n if weight is None else 1.0
-            loss, gradient = loss + share * mean.detach(), gradient + share * g
-        return LossAndGradient(loss[None], gradient, new)
+            loss = loss + share * mean.detach()
+            # In the memory of g, which is as large as the model. Adding zero gives zeros their sign.
+            part = (g if g.is_contiguous() else g.contiguous()).mul_(share)
+            gradient = part.add_(0.0) if gradient is None else gradient.add_(part)
+            del g, part
+        return LossAndGradient(loss[None], torch.zeros_like(y) if gradient is None else gradient, new)
 
     def _outputs(self, y: Tensor, inputs: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the outputs and, where the client keeps statistics, those after the batch."""
@@ -54,6 +58,12 @@ class Loop(LocalGradient):
 
     def start(self, x: Tensor) -> Tensor:
         return x.clone()
+
+    def descend(self, y: Tensor, lr: Tensor) -> Tensor:
+        g = self(y)
+        if self._noise is not None or g.dtype != y.dtype:
+            return self.move(y, lr, g)
+        return torch.sub(y, g.mul_(lr), out=g)  # in the memory of the gradient, which is as large as the model
 
     @staticmethod
     def rows(v: Tensor) -> Tensor:

@@ -19,12 +19,12 @@ def decayed(lr: float, decay: Decay, rounds: int | None = None) -> Callable[[int
     Args:
         lr: The step size before decay.
         decay: A factor per round, factors that apply from their round on, or a function that gives the factor.
-        rounds: The number of rounds, beyond which a function is not asked: its last factor stays. None for no bound.
+        rounds: The number of rounds, beyond which a function is not called: its last factor stays. None for no bound.
     """
     if callable(decay):
         last = math.inf if rounds is None else rounds - 1
 
-        @lru_cache(maxsize=1)  # a round asks for it several times
+        @lru_cache(maxsize=1)  # a round needs it several times
         def scheduled(t: int) -> float:
             return lr * factor_of(decay, int(min(t, last)))
 

@@ -1,9 +1,8 @@
-"""The dictionaries that the methods of an algorithm receive, and checks that methods leave them unchanged."""
+"""The dictionaries that the methods of an algorithm receive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -30,11 +29,21 @@ class UnknownNameError(ValueError, KeyError):
 class NamedTensors(dict[str, Tensor]):
     """Tensors by name. Reading an unknown name is an error that lists the known ones."""
 
-    __slots__ = ("owner", "source", "why")
+    __slots__ = ("assigned", "owner", "source", "why")
 
     def __init__(self, tensors: Mapping[str, Tensor], owner: str, source: str, why: str | None) -> None:
         super().__init__(tensors)
         self.owner, self.source, self.why = owner, source, why
+        self.assigned: dict[str, None] = {}
+        """The names that a method has assigned, which changes nothing unless it returns them."""
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        if self.get(name) is not value:  # `state["v"] += …` changes the tensor in place, which is refused
+            self.assigned[name] = None
+        super().__setitem__(name, value)
+
+    def __copy__(self) -> NamedTensors:
+        return NamedTensors(self, self.owner, self.source, self.why)
 
     def __missing__(self, name: Any) -> NoReturn:
         where = f"{self.owner}: there is no {self.source}[{name!r}]"
@@ -58,37 +67,18 @@ def named(algorithm: Algorithm, source: str, tensors: Mapping[str, Tensor], why:
     return NamedTensors(tensors, type(algorithm).__name__, source, why)
 
 
-@contextmanager
-def unchanged(algorithm: Algorithm, method: str, given: Mapping[str, Tensor | Mapping[str, Tensor]]) -> Iterator[None]:
-    """Refuse a method that changes one of its tensors in place."""
-    tensors = {
-        f"{argument}[{name!r}]" if name else argument: tensor
-        for argument, value in given.items()
-        for name, tensor in (value.items() if isinstance(value, Mapping) else [("", value)])
-        if isinstance(tensor, Tensor)
-    }
-    before = [v._version for v in tensors.values()]
-    with refusing_writes(algorithm, method):
-        yield
-    for (name, tensor), version in zip(tensors.items(), before, strict=True):
-        if tensor._version != version:
-            raise changed_in_place(algorithm, method, name)
+def check_assigned(given: Mapping[str, Tensor], method: str, returned: Mapping[str, Tensor]) -> None:
+    """Refuse a method that assigns a name of the dictionary that it was given and does not return it.
 
-
-@contextmanager
-def refusing_writes(algorithm: Algorithm, method: str) -> Iterator[None]:
-    """Raise PyTorch's error about writing into a tensor whose rows share memory as one that says what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "single memory location" not in str(error):
-            raise
-        raise changed_in_place(algorithm, method, "a tensor") from error
-
-
-def changed_in_place(algorithm: Algorithm, method: str, what: str) -> ValueError:
-    """Return the error for a method that changes a tensor that it was given."""
-    return ValueError(
-        f"{type(algorithm).__name__}: '{method}' must not change {what} in place (y -= …, add_, v[i] = …); use a new "
-        "tensor (y = y - …) or a clone"
-    )
+    Raises:
+        ValueError: If there is such a name.
+    """
+    if not isinstance(given, NamedTensors):
+        return
+    for name in given.assigned:
+        if name not in returned:
+            what = f"{given.source}[{name!r}]"
+            raise ValueError(
+                f"{given.owner}: '{method}' must return {name!r} because assigning {what} changes nothing; use "
+                f"return …, {{{name!r}: …}}"
+            )

@@ -1,7 +1,7 @@
 """What this machine has measured: times of engines and of compilations.
 
 The file is engines.json in `$FEDMOS_CACHE` (default ~/.cache/fedmos). It holds several measurements of each kind with
-the time at which they were taken. New ones are merged with those of other processes; after 30 days they are forgotten.
+the time at which they were taken. New ones are merged with those of other processes; after 30 days they are dropped.
 Entries that others have written or damaged, or that are of an earlier format, are ignored. A folder that cannot be
 written to is not an error.
 """

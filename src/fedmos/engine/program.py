@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from time import perf_counter
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +14,7 @@ from torch import Tensor
 from ..core.flat_model import FlatModel
 from ..core.losses import Loss
 from ..kernels.convolution import vectorised
-from ..kernels.pooling import written_out
-from .compile_time import CLOCK
+from .compiled import CannotCompile, Compiled
 from .differentiation import cohort_gradient
 from .recorded import Recorded
 
@@ -59,6 +55,17 @@ class Program:
         )
         self.descends = True
         """False once `descend` failed to compile."""
+        self.follows = False
+        """Whether a value that the model or the loss reads has changed, so that no recorded program may be used."""
+
+    def follow_values(self) -> None:
+        """Compile and replay no more: the model or the loss reads values that change during the run."""
+        if self._compiled:
+            _log.warning(
+                "Not compiling any more because a value that the model or the loss reads (a global variable, a closure "
+                "or an attribute) has changed, and a compiled program would go on with the old one"
+            )
+        self._compiled, self.follows = False, True
 
     @property
     def compiles(self) -> bool:
@@ -87,14 +94,13 @@ class Program:
         return self._gradient, self._descent, self._regularisation, self._movement, self._ascent
 
     def _vectorised(self) -> Callable[..., Values]:
-        frugal = self._model.has_frozen
-        if not self._tracks:
-            return cohort_gradient(self._weighted, frugal=frugal)
-        with_statistics = cohort_gradient(self._weighted_with_statistics, has_aux=True, frugal=frugal)
+        loss = self._weighted_with_statistics if self._tracks else self._weighted
+        gradient = cohort_gradient(loss, has_aux=self._tracks, frugal=self._model.has_frozen)
 
         def flat(*arguments: Any) -> Values:
-            gradient, (value, statistics) = with_statistics(*arguments)
-            return gradient, value, statistics
+            with vectorised.on(), self._without_warnings():
+                found = gradient(*arguments)
+            return (found[0], *found[1]) if self._tracks else found
 
         return flat
 
@@ -108,13 +114,12 @@ class Program:
         statistics: ClientStatistics | None = None,
     ) -> Values:
         arguments = (self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
-        with vectorised.on(), self._without_warnings():
-            try:
-                return self._used(*arguments)
-            except CannotCompile as error:
-                _log.warning("Not compiling because it fails: %s", error)
-                self._compiled = False
-                return self._used(*arguments)
+        try:
+            return self._used(*arguments)
+        except CannotCompile as error:
+            _log.warning("Not compiling because it fails: %s", error)
+            self._compiled = False
+            return self._used(*arguments)
 
     @contextmanager
     def _without_warnings(self) -> Iterator[None]:
@@ -135,7 +140,7 @@ class Program:
         if self.compiles:
             return self._gradient
         plain = self._model.device.type != "cpu" or not self._model.training or not self._loss.is_pytorch
-        return self._function if plain else self._recorded
+        return self._function if plain or self.follows else self._recorded
 
     def descend(
         self,
@@ -149,9 +154,8 @@ class Program:
     ) -> Values:
         """Take an SGD step and return the losses, compiled as one program that never stores the whole gradient."""
         arguments = (lr, self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
-        with vectorised.on(), self._without_warnings():
-            values: Values = self._descent(*arguments)
-            return values
+        values: Values = self._descent(*arguments)
+        return values
 
     def regularise(self, g: Tensor, y: Tensor) -> Tensor:
         """Return clip(g) + weight_decay · y in one pass after the norm's."""
@@ -214,88 +218,3 @@ def _move(y: Tensor, lr: Tensor, d: Tensor) -> Tensor:
 
 def _climb(y: Tensor, g: Tensor, norm: Tensor, radius: Tensor) -> Tensor:
     return y + radius * (g / norm)
-
-
-class CannotCompile(RuntimeError):
-    """Compilation failed."""
-
-
-class Compiled:
-    """A function of tensors that is compiled for every shape it is called with.
-
-    The function is traced with `make_fx` into plain tensor operations, without `vmap` and `grad`, and compiled with
-    Inductor, the back end of `torch.compile`.
-    """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._programs: dict[object, Callable[..., Any]] = {}
-        self.seconds = 0.0
-        self.compilations: dict[str, float] = {}
-        """The number of operations of each compiled program, by its hash."""
-
-    def __call__(self, *arguments: Tensor) -> Any:
-        shape = tuple((a.shape, a.stride()) for a in arguments)
-        if shape not in self._programs:
-            try:
-                self._programs[shape] = self._compile(*arguments)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                raise CannotCompile(str(error).strip().split("\n")[0]) from error
-        return self._programs[shape](*arguments)
-
-    def _compile(self, *arguments: Tensor) -> Callable[..., Any]:
-        from torch import _inductor
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        began = perf_counter()
-        with written_out.on(), torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # `precision` decides this
-            traced = make_fx(lambda *given: self._function(*given))(*arguments)
-            # A forward pass that failed and was repeated (`CohortTensors`) leaves operations that nothing uses.
-            traced.graph.eliminate_dead_code()
-            traced.recompile()
-            operations, key = len(traced.graph.nodes), _hash(traced.code, arguments)
-            spent, before = perf_counter() - began, _cache_counts()
-            with CLOCK.announced(operations, arguments[0].device.type, key, spent) as compilation:
-                with _cacheable():
-                    program: Callable[..., Any] = _inductor.compile(traced, list(arguments))
-                program(*arguments)
-                hit, missed, bypassed = (new - old for new, old in zip(_cache_counts(), before, strict=True))
-                compilation.cached = hit > 0 and missed + bypassed == 0
-                compilation.kept = hit + missed > 0 and bypassed == 0
-        self.seconds += perf_counter() - began
-        self.compilations[key] = float(operations)
-        return program
-
-
-def _cacheable() -> AbstractContextManager[Any]:
-    """Have Inductor keep programs on the disk for other processes; it keeps none that is traced without symbols."""
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
-    return tracing(TracingContext(mode))
-
-
-def _cache_counts() -> tuple[int, int, int]:
-    """Return how many programs Inductor has found on the disk, has stored there, and could not store."""
-    from torch._dynamo.utils import counters
-
-    found = counters["inductor"]
-    return found["fxgraph_cache_hit"], found["fxgraph_cache_miss"], found["fxgraph_cache_bypass"]
-
-
-def _hash(code: str, arguments: tuple[Tensor, ...]) -> str:
-    """Identify a program by its operations and the shapes of its arguments."""
-    shapes = [(tuple(a.shape), a.stride(), str(a.dtype)) for a in arguments]
-    return hashlib.sha256(f"{torch.__version__} {code} {shapes}".encode()).hexdigest()[:24]
-
-
-def can_compile(device: torch.device) -> bool:
-    """Whether this machine can compile programs."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (7, 0)
-    return device.type == "cpu" and any(shutil.which(name) for name in ("g++", "clang++"))

@@ -48,10 +48,33 @@ class Ranks:
 
     @classmethod
     def joined(cls, device: torch.device | None = None) -> Ranks:
-        """Return the process group that this process has joined."""
-        if dist.is_available() and dist.is_initialized():
-            return cls(dist.get_world_size(), dist.get_rank(), device)
-        return cls()
+        """Return the process group that this process has joined.
+
+        On GPUs, ranks exchange tensors through nccl. nccl refuses ranks that share a GPU; those, and ranks of which
+        some have no GPU, exchange through the CPU (gloo). All ranks choose the same.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        size, rank = dist.get_world_size(), dist.get_rank()
+        if device is None or not cls(size, rank)._has_own_gpu(device):
+            return cls(size, rank)
+        joined = cls(size, rank, device)
+        joined.broadcast(None)  # all ranks must take part in the first use of nccl, and a send is for two
+        return joined
+
+    def _has_own_gpu(self, device: torch.device) -> bool:
+        """Whether every rank has a GPU that no other rank uses; the ranks exchange what they have."""
+        gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+        gpus = self.all_gather_json(gpu)
+        distinct = {gpu for gpu in gpus if gpu is not None}
+        if distinct and len(distinct) < self.size and self.first:
+            _log.warning(
+                "%d ranks have %d GPUs between them, and nccl refuses ranks without a GPU of their own: they exchange "
+                "tensors through the CPU (gloo), which is slower; start as many ranks as there are GPUs",
+                self.size,
+                len(distinct),
+            )
+        return len(distinct) == self.size
 
     @property
     def first(self) -> bool:
@@ -243,7 +266,7 @@ def join() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
         return
     backend = "gloo"
-    if torch.cuda.is_available():
+    if torch.cuda.is_available():  # nccl connects at its first use, of which `Ranks.joined` decides
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
     _end_with_launcher()
@@ -288,6 +311,6 @@ def _explained() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:
         reason = re.sub(r"^\[[^]]*\] ", "", (str(error).splitlines() or [""])[0]).partition(". ")[0]
         raise LostRankError(
-            f"Cannot go on because another process of the run is gone or stuck ({reason}); start the run again with "
+            f"Cannot continue because another process of the run is gone or stuck ({reason}); start the run again with "
             "resume=True (fedmos resume), from its newest checkpoint"
         ) from error

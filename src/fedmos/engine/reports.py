@@ -26,7 +26,7 @@ def uploaded_numbers(declaration: Declaration) -> list[str]:
 
 
 def check_reports(selector: Selector, declaration: Declaration, task: Task) -> None:
-    """Check that clients can report what the selector asks for."""
+    """Check that clients can give the reports that the selector declares."""
     owner, algorithm = type(selector).__name__, type(declaration.algorithm).__name__
     if isinstance(selector.reports, str):
         raise ValueError(f"{owner}: 'reports' must be a tuple of names, got {selector.reports!r}")

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import isfinite
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from ..algorithm import Context, Vectors
+from ..algorithm import Vectors
 from ..core.history import Record
+from ..core.method_checks import check_pair, unchanged
 from ..selection.selector import thins
-from .backend import CohortUpdate, NonFiniteUpdate, PhaseInput, StepObserver, Thin, complete
 from .cohort import Cohort, SampledCohort
-from .declaration import check_model, check_pair, check_shapes
+from .declaration import check_model, check_shapes
 from .executor import max_abs
-from .job import Phase
-from .named_tensors import named, unchanged
+from .named_tensors import check_assigned, named
 from .personal_models import with_statistics
 from .round_record import describe_round, make_timing, update_norms
 from .round_results import DivergenceError, QueuedMetrics, RoundResults, RoundState, TrainingResult
 from .round_timing import RoundTiming
-from .row_aggregation import aggregate_rows
-from .sampling import as_sent
 from .state import FederatedState
+from .training import remedy_for, reports_of, train_clients
 
 
 async def play_round(state: FederatedState, evaluate: bool) -> Record:
@@ -61,113 +57,6 @@ async def play_round(state: FederatedState, evaluate: bool) -> Record:
     return commit(state, sampled, timing, new, results, Record(seconds=seconds, **record))
 
 
-async def train_clients(state: FederatedState, sampled: SampledCohort, timing: RoundTiming) -> TrainingResult | None:
-    """Run the clients' part of the round; returns None if a cohort is empty and the round does not count."""
-    cohort = sampled.cohort
-    if not cohort.ids.shape[0]:
-        return without_clients(state, cohort) if state.quorum(cohort) == 0 else None
-    thin = _thinner(state, sampled)
-    training = await _run_phases(state, cohort, timing, thin)
-    if not timing.late or not state.algorithm.prepares(state.t):
-        return training
-    # Late clients count as not sampled, in the extra phase too, so both phases are repeated without them.
-    arrived = training.update.arrived
-    if state.algorithm.steps_without_updates:
-        arrived = _in_time(state, cohort, timing)
-        if not arrived.ids.shape[0]:
-            return without_clients(state, arrived)
-    return await _run_phases(state, arrived.scaled(cohort.W), None, thin) if arrived.W > 0 else training
-
-
-def _in_time(state: FederatedState, cohort: Cohort, timing: RoundTiming) -> Cohort:
-    """Return the clients that are in time, finite or not, so that no client has an effect on which others count."""
-    in_time = ~torch.isin(cohort.ids, torch.tensor(timing.late))
-    return Cohort.of(cohort.ids[in_time], cohort.weights[in_time], state.task.data)
-
-
-def without_clients(state: FederatedState, cohort: Cohort) -> TrainingResult:
-    """Return the result of a round in which no client takes part: sums of zero."""
-
-    def zeros(phase: Phase) -> Vectors:
-        return {name: state.x.new_zeros(shape) for name, shape in state.declaration.sums(phase).items()}
-
-    prepared = zeros("prepare") if state.algorithm.prepares(state.t) else {}
-    update = CohortUpdate(
-        sums=zeros("train"),
-        kept=cohort,
-        arrived=cohort,
-        states=(cohort.ids, {}),
-        report=torch.zeros((1 + len(state.reports), 0), dtype=torch.float64, device=state.x.device),
-    )
-    return TrainingResult(state.server_state | prepared, update)
-
-
-def _thinner(state: FederatedState, sampled: SampledCohort) -> Thin | None:
-    """Return what chooses the uploads of the round after local training; None where all clients upload."""
-    if not thins(state.sampler.selector):
-        return None
-
-    def thin(arrived: Cohort, trained: Vectors) -> Cohort:
-        if arrived.ids.shape[0] < state.quorum(sampled.cohort):  # the round is abandoned: nobody is asked
-            return arrived.none()
-        return state.sampler.thin(state.t, sampled, arrived, _reports(state, arrived.ids, trained))
-
-    return thin
-
-
-async def _run_phases(
-    state: FederatedState,
-    cohort: Cohort,
-    timing: RoundTiming | None,
-    thin: Thin | None = None,
-    observer: StepObserver | None = None,
-) -> TrainingResult:
-    """Run the extra phase if the round has one, broadcast, and train the cohort."""
-    algorithm, ctx, prepared = state.algorithm, state.context(cohort), None
-    server_state = state.server_state
-    given = PhaseInput("prepare", ctx, state.lr(state.t), state.x, {}, timing, state.policy)
-    with stop_at_bad_updates(state):
-        if algorithm.prepares(state.t):
-            prepared = await state.backend.run_phase(cohort, given, observer)
-            if len(prepared.kept.ids) < state.quorum(cohort):
-                return TrainingResult(server_state, prepared._replace(kept=cohort.none()))  # nobody is asked to train
-            prepared = aggregate_rows(state, "prepare", prepared)
-            server_state = server_state | prepared.sums
-        message = broadcast(state, server_state, ctx)
-        updates = state.sampler.selector.updates
-        given = given._replace(phase="train", msg=message, reports=state.reports, thin=thin, updates=updates)
-        update = await state.backend.run_phase(cohort, given, observer)
-        update = aggregate_rows(state, "train", update)
-    if prepared is not None:
-        update.report[0] += prepared.report[0].sum()  # non-finite if any value of the extra phase is
-        if prepared.saturated is not None and update.saturated is not None:
-            update = update._replace(saturated=update.saturated + prepared.saturated)
-    return TrainingResult(server_state, update)
-
-
-@contextmanager
-def stop_at_bad_updates(state: FederatedState) -> Iterator[None]:
-    """Stop the run at an update that is not finite, where the backend refuses one."""
-    try:
-        yield
-    except NonFiniteUpdate as error:
-        client = state.task.data.label(error.client)
-        raise DivergenceError(
-            f"The update of client {client} in round {state.t + 1} is not finite; use a smaller 'lr', 'clip', or "
-            "on_bad_update='drop'"
-        ) from None
-
-
-def broadcast(state: FederatedState, server_state: Vectors, ctx: Context) -> Vectors:
-    """Return the message that is sent to the cohort with x."""
-    declared = state.declaration.message
-    with unchanged(state.algorithm, "broadcast", {"x": state.x, "state": server_state}):
-        message = state.algorithm.broadcast(state.x, named(state.algorithm, "state", server_state), ctx)
-    check_shapes(state.algorithm, "broadcast", message, declared, some=False)
-    # A captured graph identifies vectors by their order.
-    return {name: message[name].reshape(shape).to(state.x) for name, shape in declared.items()}
-
-
 async def server_step(
     state: FederatedState, sampled: SampledCohort, training: TrainingResult | None
 ) -> RoundState | None:
@@ -182,27 +71,18 @@ async def server_step(
     needed = state.quorum(cohort)
     if update.arrived.ids.shape[0] < needed or (needed and update.kept.ids.shape[0] < state.min_uploads):
         return _abandoned(state, cohort, report)
-    x, before, sums = state.x, training.server_state, update.sums
-    try:
-        with unchanged(state.algorithm, "server", {"x": x, "state": before, "agg": sums}):
-            given, agg = (named(state.algorithm, name, v) for name, v in (("state", before), ("agg", sums)))
-            returned = state.algorithm.server(x, given, agg, state.context(update.kept))
-    except Exception:
-        if state.policy.check_each:
-            raise
-        return None  # possibly because of a non-finite upload
-    check_pair(state.algorithm, "server", returned)
-    x, new = returned
-    check_model(state.algorithm, "server", x, state.x.shape)
-    x = x.to(state.x)
-    server_state = before | _checked_state(state, "server", new)
+    stepped = _stepped(state, training)
+    if stepped is None:
+        return None
+    x, server_state = stepped
     evaluated = state.evaluated_model(x, server_state, update.kept)
     changed = [x, evaluated, *(v for name, v in server_state.items() if v is not state.server_state[name])]
     if state.policy.check_each:
         (largest,) = await state.backend.read([_largest(changed)], now=True)
         if not bool(largest.isfinite()):
             if not state.policy.drop:
-                raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use {_remedy(state)}")
+                remedy = remedy_for(state, "smaller step sizes")
+                raise DivergenceError(f"The server's step in round {state.t + 1} is not finite; use {remedy}")
             return _abandoned(state, cohort, report, changed)
     return RoundState(
         x=x,
@@ -215,9 +95,22 @@ async def server_step(
     )
 
 
-def _remedy(state: FederatedState) -> str:
-    """Return what helps where the server's step is not finite."""
-    return "smaller step sizes" if state.lr(state.t) else "an 'lr_decay' that stays above 0"
+def _stepped(state: FederatedState, training: TrainingResult) -> tuple[Tensor, Vectors] | None:
+    """Return the model and the server state that the algorithm computes; None if it fails on unchecked updates."""
+    x, before, update = state.x, training.server_state, training.update
+    try:
+        with unchanged(state.algorithm, "server", {"x": x, "state": before, "agg": update.sums}):
+            given, agg = named(state.algorithm, "state", before), named(state.algorithm, "agg", update.sums)
+            returned = state.algorithm.server(x, given, agg, state.context(update.kept))
+    except Exception:
+        if state.policy.check_each:
+            raise
+        return None  # possibly because of a non-finite upload
+    check_pair(state.algorithm, "server", returned)
+    x, new = returned
+    check_assigned(given, "server", new)
+    check_model(state.algorithm, "server", x, state.x.shape)
+    return x.to(state.x), before | _checked_state(state, "server", new)
 
 
 def _abandoned(
@@ -279,7 +172,7 @@ def commit(
     selection = state.sampler.next_state(sampled, kept, timing.seconds())
     if update is not None and state.sampler.selector.reports:
         arrived = update.arrived.ids
-        selection = selection.with_reports(arrived, _reports(state, arrived, results.reports))
+        selection = selection.with_reports(arrived, reports_of(state, arrived, results.reports))
     if update is not None and update.updates is not None:
         selection = selection.with_updates(kept, update.updates)
     sent = t if sampled.rounds is None else sampled.rounds[torch.isin(sampled.cohort.ids, kept)]
@@ -304,21 +197,6 @@ def commit(
         write()
         raise
     return record
-
-
-def dry_run(state: FederatedState, cohort: Cohort, observer: StepObserver) -> None:
-    """Run local training for a cohort and call `observer` after every step, without changing the run."""
-    with torch.no_grad():
-        complete(_run_phases(state, cohort, None, observer=observer))
-
-
-def _reports(state: FederatedState, ids: Tensor, trained: Vectors) -> Vectors:
-    """Return what clients report to the selector."""
-    names = state.sampler.selector.reports
-    at_start = state.backend.reports(state.x, ids, names)
-    return {name: v for name, v in trained.items() if name in names} | {
-        name: as_sent(v, state.x) for name, v in at_start.items()
-    }
 
 
 def _largest(vectors: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the stages of a round hand on to each other, and the error that ends a run."""
+"""The results that the stages of a round pass on, and the error that ends a run."""
 
 from __future__ import annotations
 

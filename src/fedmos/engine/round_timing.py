@@ -59,10 +59,10 @@ class RoundTiming:
         return ~(self._clock.late(self._needed(ids, samples)) | self._clock.lost(self._t, ids))
 
     def record(self, phase: Phase, ids: Tensor, samples: Tensor, uploads: Tensor | None = None) -> None:
-        """Record the work of clients in a phase. `uploads` tells who uploaded, (M,); None for all.
+        """Record the work of clients in a phase. `uploads`: which of them upload, (M,); None for all.
 
-        A client is late if its upload would be, whether or not the selector asks for it. The selector's answer takes
-        no time.
+        A client is late if its upload would be, whether or not the selector keeps it. The selector's choice takes no
+        time.
         """
         if self._clock is None:
             return

@@ -48,8 +48,7 @@ class _Sums:
 
     def declared(self, phase: Phase) -> Vectors:
         """Return the sums that the algorithm declares for the phase, by name."""
-        algorithm = self._state.algorithm
-        declared = algorithm.reduce if phase == "train" else algorithm.prepare_reduce
+        declared = self._state.declaration.reduce(phase)
         return {name: self._sum(upload, rule) for name, (upload, rule) in declared.items()}
 
     def _sum(self, upload: str, rule: str) -> Tensor:

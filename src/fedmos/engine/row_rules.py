@@ -15,7 +15,7 @@ ROWS = "rows."
 
 
 class RowRule(NamedTuple):
-    """What becomes of the rows of uploads."""
+    """How the rows of uploads are attacked and aggregated."""
 
     aggregation: Aggregation
     attack: Attack | None = None
@@ -40,7 +40,7 @@ def with_row_rule(algorithm: Algorithm, rule: RowRule) -> Algorithm:
 
 
 def row_rule(algorithm: Algorithm) -> RowRule | None:
-    """Return what becomes of the rows of uploads; None where they are summed."""
+    """Return how the rows of uploads are aggregated; None where they are summed."""
     return algorithm._row_rule if isinstance(algorithm, _WithRows) else None
 
 

@@ -1,4 +1,4 @@
-"""Sampling of cohorts: what a selector sees, what its probes cost, and what is stored between rounds."""
+"""Sampling of cohorts: what a selector sees, and what is stored between rounds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from ..core.formatting import format_value
 from ..selection.availability import Always, Availability
 from ..selection.selector import Selector, View
 from .backend import Backend, UnresponsiveClients
-from .cohort import Cohort, Probe, SampledCohort
+from .cohort import Cohort, SampledCohort
+from .private_run import PrivateRun
+from .probes import Probes
 from .selected import as_array
 from .selection_state import SelectionState
+from .selection_view import ReportsByName, StateByName, UndeclaredUpdates, known_updates
 from .task import Task
 from .thinning import thin_cohort
 
@@ -34,23 +37,21 @@ class CohortSampler:
         selector: Selector,
         availability: Availability | None,
         last: Tensor,
-        weight: float | None = None,
+        private: PrivateRun | None = None,
         secure: bool = False,
-        seed: Callable[[int], int] | None = None,
-        private: bool = False,
     ) -> None:
-        """`weight`: that of every client, in place of the selector's. `private`: clients answer no probes.
-
-        `secure`: whether the server sees no vectors of single clients; they then send no gradients.
-        `seed`: returns the seed of a round's cohort, in place of the run's.
-        """
+        """`private`: what a run under privacy fixes. `secure`: the server sees no vectors of single clients."""
         N = len(task.data)
         self.selector = selector
         self.selection_state = SelectionState.initial(selector.reports, N)
-        self._task, self._backend, self._last, self._weight, self._seed = task, backend, last, weight, seed
-        self._secure = secure
-        self._private = private
+        self._task, self._last = task, last
+        self._probes = Probes(task, backend, selector, private=private is not None, secure=secure)
+        self._weight = None if private is None or private.size is None else 1 / private.size
+        """The weight of every client; None for those that the selector returns."""
+        self._seed = None if private is None else private.cohort_seed
         self._availability = None if isinstance(availability, Always) else availability
+        self.excluded: Callable[[int], Tensor] | None = None
+        """Returns the clients that must not be selected in a round, which can depend on the round before."""
         self._memo: dict[str, object] = {}
         self._prefetched: dict[int, SampledCohort] = {}
         self._ahead = min(16, 2**16 // N)
@@ -58,7 +59,7 @@ class CohortSampler:
 
     def prefetch(self, t: int) -> None:
         """Draw the cohort of a later round ahead of time, if it depends on nothing that happens before it."""
-        if t not in self._prefetched and declares(self.selector, "prefetchable"):
+        if self.excluded is None and t not in self._prefetched and declares(self.selector, "prefetchable"):
             many = self._availability is None and self._seed is None and self._ahead > 1
             many = many and declares(self.selector, "select_ahead")
             try:
@@ -71,7 +72,7 @@ class CohortSampler:
         return self._prefetched[t] if t in self._prefetched else self._draw(t, x)
 
     def _draw(self, t: int, x: Tensor) -> SampledCohort:
-        unresponsive = torch.empty(0, dtype=torch.int64)
+        unresponsive = torch.empty(0, dtype=torch.int64) if self.excluded is None else self.excluded(t)
         while True:  # unresponsive clients count as not available
             try:
                 return self._draw_among(t, x, unresponsive)
@@ -107,19 +108,18 @@ class CohortSampler:
 
     def empty(self) -> SampledCohort:
         """Return a cohort without clients, with a copy of the selector's state."""
-        none = torch.empty(0, dtype=torch.int64)
         return SampledCohort(
-            cohort=Cohort(none, torch.empty(0, dtype=torch.float64), W=0.0, max_samples=0),
+            cohort=Cohort.empty(),
             available=len(self._task.data),
-            state={name: v.clone() for name, v in self.selection_state.state.items()},
-            has_model=none,
+            state=StateByName(self.selector, {n: v.clone() for n, v in self.selection_state.state.items()}),
+            has_model=torch.empty(0, dtype=torch.int64),
         )
 
     def _select(self, view: View, select: Callable[[View], Any]) -> Any:
         """Call the selector. Of the view, it may change only its state."""
         owner = f"{type(self.selector).__name__}:"
         read_only = [view.p, view.n, view.last, view.picks, view.durations]
-        read_only += [*view.reported.values(), *view.updates.values()]
+        read_only += [*view.reported.values(), *known_updates(view)]
         before = [v._version for v in read_only if v is not None]
         chosen = select(view)
         if before != [v._version for v in read_only if v is not None]:
@@ -140,7 +140,8 @@ class CohortSampler:
             raise ValueError(f"{owner} at least one client, got none")
         fit = weights.shape == ids.shape and weights.dtype.kind in "biuf"
         if not fit or not (ids.size == 0 or (_least(weights, None) >= 0 and _most(weights, None) < np.inf)):
-            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {format_value(weights.tolist()[0])}")
+            count = "" if weights.shape == ids.shape else f" for {ids.shape[1]} clients"
+            raise ValueError(f"{owner} a weight ≥ 0 for each client, got {format_value(weights.tolist()[0])}{count}")
         order = ids.argsort(axis=1, kind="stable")
         rows = np.arange(len(ids))[:, None]
         ids, weights = ids[rows, order], weights[rows, order].astype(np.float64, copy=False)
@@ -160,7 +161,8 @@ class CohortSampler:
         known = rows.size == 0 or (rows.dtype.kind in "iu" and 0 <= _least(rows, None) <= _most(rows, None) < N)
         if rows.ndim != 2 or not known:
             owner = f"{type(self.selector).__name__}: 'select' must {verb}"
-            raise ValueError(f"{owner} client numbers from 0 to {N - 1}, got {format_value(rows.tolist()[0])}")
+            few = "" if len(self._task.data) == N else f" ({N} of {len(self._task.data)} clients are available)"
+            raise ValueError(f"{owner} client numbers from 0 to {N - 1}{few}, got {format_value(rows.tolist()[0])}")
         return rows.astype(np.int64)
 
     def thin(self, t: int, sampled: SampledCohort, arrived: Cohort, reports: Vectors) -> Cohort:
@@ -173,7 +175,7 @@ class CohortSampler:
             reports: What these clients report.
         """
         unresponsive = sampled.has_model[:0] if sampled.unresponsive is None else sampled.unresponsive
-        state = {name: v.clone() for name, v in sampled.state.items()}
+        state = StateByName(self.selector, {name: v.clone() for name, v in sampled.state.items()})
         view = self._view(t, torch.empty(0), replace(sampled, state=state), unresponsive)
         return thin_cohort(self.selector, view, arrived, reports, self._task.data)
 
@@ -195,32 +197,35 @@ class CohortSampler:
 
     def _view(self, t: int, x: Tensor, sampled: SampledCohort, unresponsive: Tensor) -> View:
         data = self._task.data
-        present: Tensor | None = None
+        present: NDArray[np.intp] | None = None
         p, n, memo = data.importance, data.sizes, self._memo
         if self._availability is not None or len(unresponsive):
             available = self._available(t)
-            available[unresponsive] = False
-            present = available.nonzero().flatten()
+            available[unresponsive.numpy()] = False
+            present = np.flatnonzero(available)
             sampled.available = len(present)
-            p, n, memo = p[present], n[present], {}
-            total = p.sum()
+            p, n, memo = _at(p, present), _at(n, present), {}
+            total = float(p.sum())
             p = p / total if total > 0 else torch.full_like(p, 1 / max(1, len(p)))
 
         def here(v: Tensor) -> Tensor:
-            return v if present is None else v[present]
+            return v if present is None else _at(v, present)
 
+        ids = None if present is None else torch.from_numpy(present)
         view = View(
             seed=self._task.seed if self._seed is None else self._seed(t),
             round=t,
             p=p,
             n=n,
-            ids=present,
+            ids=ids,
             federation=None if present is None else len(data),
-            reported={name: here(v) for name, v in self.selection_state.reported.items()},
+            reported=ReportsByName(self.selector, {name: here(v) for name, v in self.selection_state.reported.items()}),
             last=here(self._last),
             picks=here(self.selection_state.picks),
             durations=here(self.selection_state.durations),
-            updates=_known(self.selection_state.updates, present),
+            updates=_known(self.selection_state.updates, ids)
+            if self.selector.updates
+            else UndeclaredUpdates(self.selector),
             state=sampled.state,
             memo=memo,
         )
@@ -228,59 +233,22 @@ class CohortSampler:
         def probed(ids: Any) -> Tensor:
             return _global(view, torch.from_numpy(self._client_numbers(as_array(ids)[None], view.N, "ask")[0]))
 
-        view.ask_losses = lambda ids, batch: self._losses(x, t, probed(ids), batch, sampled)
-        view.ask_gradients = lambda ids: self._gradients(x, t, probed(ids), sampled)
+        view.ask_losses = lambda ids, batch: self._probes.losses(x, t, probed(ids), batch, sampled)
+        view.ask_gradients = lambda ids: self._probes.gradients(x, t, probed(ids), sampled)
         return view
 
-    def _available(self, t: int) -> Tensor:
-        """Return which clients are available in round t, (N,), bool."""
+    def _available(self, t: int) -> NDArray[np.bool_]:
+        """Return which clients are available in round t, (N,)."""
         N = len(self._task.data)
         if self._availability is None:
-            return torch.ones(N, dtype=torch.bool)
+            return np.ones(N, dtype=bool)
         available = as_array(self._availability.available(self._task.seed, t, N))
         if available.shape != (N,) or available.dtype.kind != "b":
             owner = f"{type(self._availability).__name__}: 'available' must return"
             raise ValueError(
                 f"{owner} true or false for each of the {N} clients, got {format_value(available.tolist())}"
             )
-        return torch.from_numpy(available.copy())
-
-    def _check_probes(self) -> None:
-        if self._private:
-            raise ValueError(
-                f"Cannot use privacy= with {type(self.selector).__name__} because it asks clients for losses or "
-                "gradients without noise; use fm.Bernoulli(rate=…) or fm.Uniform(m=…)"
-            )
-
-    def _losses(self, x: Tensor, t: int, ids: Tensor, batch: bool, sampled: SampledCohort) -> Tensor:
-        self._check_probes()
-        if not len(ids):
-            return torch.empty(0, dtype=torch.float64)
-        losses = as_sent(self._backend.losses(x, t, ids, batch), x)
-        sizes, B = self._task.data.sizes[ids], self._task.batch_size
-        sampled.numbers_up += len(ids)
-        self._count_probe(sampled, ids, sizes if B is None or not batch else sizes.clamp(max=B), gradients=False)
-        return losses
-
-    def _gradients(self, x: Tensor, t: int, ids: Tensor, sampled: SampledCohort) -> Tensor:
-        self._check_probes()
-        if self._secure:
-            raise ValueError(
-                f"Cannot use secure aggregation with {type(self.selector).__name__} because it asks single clients for "
-                "their gradients; use another selection, such as fm.Uniform"
-            )
-        if not len(ids):
-            return x.new_empty(0, len(x))
-        rows = self._backend.gradients(x, t, ids)
-        sampled.vectors_up += len(ids)
-        self._count_probe(sampled, ids, self._task.data.sizes[ids], gradients=True)
-        return rows
-
-    @staticmethod
-    def _count_probe(sampled: SampledCohort, ids: Tensor, samples: Tensor, gradients: bool) -> None:
-        sampled.probes.append(Probe(ids, samples, gradients, ~torch.isin(ids, sampled.has_model)))
-        sampled.has_model = torch.cat([sampled.has_model, ids]).unique()
-        sampled.samples += int(samples.sum())
+        return available.copy()
 
 
 _least, _most = np.minimum.reduce, np.maximum.reduce
@@ -302,11 +270,11 @@ def _known(updates: Mapping[int, Tensor], present: Tensor | None) -> Mapping[int
     return {place: updates[i] for place, i in enumerate(present.tolist()) if i in updates}
 
 
+def _at(v: Tensor, places: NDArray[np.intp]) -> Tensor:
+    """Return v[places]. For few numbers, NumPy is three times as fast."""
+    return torch.from_numpy(v.numpy()[places])
+
+
 def _global(view: View, ids: Tensor) -> Tensor:
     """Convert numbers in the view to numbers in the federation."""
     return ids if view.ids is None else view.ids[ids]
-
-
-def as_sent(numbers: Tensor, x: Tensor) -> Tensor:
-    """Round numbers to the run's dtype, that of x, in which clients send them."""
-    return numbers.to(x.dtype).to(torch.float64)

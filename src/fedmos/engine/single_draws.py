@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .cohort import SampledCohort
@@ -15,7 +17,7 @@ from .selected import as_array
 class SingleDraws(CohortSampler):
     """Draws the client that starts next, and stores the selection state of a run."""
 
-    _present: tuple[int, Tensor] | None = None
+    _present: tuple[int, NDArray[np.bool_]] | None = None
     """A round, and which clients are available in it."""
 
     def draw_one(self, t: int, start: int, busy: Tensor, sampled: SampledCohort) -> tuple[int, float] | None:
@@ -27,6 +29,7 @@ class SingleDraws(CohortSampler):
             busy: The clients that cannot start.
             sampled: Receives the selector's state.
         """
+        sampled.available = len(self._task.data)
         view = self._view(t, torch.empty(0), sampled, busy)
         if sampled.available == 0:
             return None
@@ -46,10 +49,10 @@ class SingleDraws(CohortSampler):
         """Return the number of clients that are available in round t."""
         return int(self._available(t).sum())
 
-    def _available(self, t: int) -> Tensor:
+    def _available(self, t: int) -> NDArray[np.bool_]:
         if self._present is None or self._present[0] != t:
             self._present = t, super()._available(t)
-        return self._present[1].clone()
+        return self._present[1].copy()
 
     def _refuse_probe(self, *_: Any) -> Tensor:
         raise ValueError(

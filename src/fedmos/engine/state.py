@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from torch import Tensor
 from ..algorithm import Algorithm, Context, Vectors
 from ..core.flat_model import FlatModel
 from ..core.history import History
+from ..core.method_checks import unchanged
 from ..core.rounding import ceil_of
 from ..selection.availability import Availability
 from ..selection.selector import Selector
+from .asynchronous_state import AsynchronousState, SimulatedTimes
 from .backend import Backend
 from .buffer import Buffer, one_by_one
 from .cohort import Cohort
@@ -25,59 +27,20 @@ from .declaration import Declaration, check_model
 from .event_queue import EventQueue
 from .gradient_count import GradientCounter
 from .lr_schedule import Decay, decayed
-from .named_tensors import named, unchanged
+from .named_tensors import named
 from .personal_models import personal_models, with_statistics
+from .private_run import PrivateRun
 from .rank_exchange import collect_states
 from .ranks import Ranks
 from .reports import check_reports, extra_reports, in_training
 from .row_rules import row_rule
 from .sampling import CohortSampler
 from .secure_sums import secure_rule
-from .simulated_clock import Clock, System
+from .simulated_clock import System
 from .single_draws import SingleDraws
 from .snapshot import Snapshot
 from .start_costs import StartCosts
 from .task import Task
-
-
-class PrivateRun(NamedTuple):
-    """What is fixed in advance in a run under privacy, so that it reveals nothing about a cohort."""
-
-    size: float | None
-    """The expected number of clients of a cohort, which algorithms see as S, and whose inverse is every weight; None
-    where cohorts are not hidden, since clients add noise themselves."""
-    epsilon: Callable[[int], float]
-    """Returns the ε that so many rounds spend."""
-    cohort_seed: Callable[[int], int] | None = None
-    """Returns the seed of a round's cohort, where nobody may compute cohorts from the run's seed."""
-
-
-@dataclass(kw_only=True)
-class AsynchronousState:
-    """What an asynchronous run has beside the state of every run; see `fedmos.engine.buffered`."""
-
-    buffer: Buffer
-    clock: Clock
-    sampler: SingleDraws
-    counter: GradientCounter
-    costs: StartCosts
-    queue: EventQueue = field(default_factory=EventQueue)
-
-    def outcome(self, start: int, client: int, seconds: float) -> tuple[float, bool]:
-        """Return when a client that needs these seconds is done or given up, and whether its update is lost.
-
-        Args:
-            start: The number of clients that have started before in the run.
-            client: The client.
-            seconds: The time until its update would arrive.
-        """
-        system = self.clock.system
-        deadline, lost = system.deadline, False
-        if system.dropout:
-            lost = bool(self.clock.lost(start, torch.tensor([client]))[0])
-        if deadline is not None and (lost or seconds > deadline):
-            return deadline, True
-        return seconds, lost
 
 
 @dataclass(kw_only=True)
@@ -104,6 +67,8 @@ class FederatedState:
     """The clients that attack."""
     buffer: Buffer | None = None
     """The option of an asynchronous run; None for synchronous rounds."""
+    members: int | None = None
+    """The number of clients that are still in the federation; None for all."""
 
     def __post_init__(self) -> None:
         model, data = self.task.model, self.task.data
@@ -128,13 +93,14 @@ class FederatedState:
         self.numbers_up = len(extra_reports(chosen.reports, self.declaration))
         """The numbers that each client of a cohort sends in addition to its uploads."""
         self._size = None if self.private is None else self.private.size
-        given = (self.task, self.backend, chosen, self.availability, self.clients.last)
         self.sampler = (CohortSampler if self.buffer is None else SingleDraws)(
-            *given,
-            weight=None if self._size is None else 1 / self._size,
+            self.task,
+            self.backend,
+            chosen,
+            self.availability,
+            self.clients.last,
+            private=self.private,
             secure=secure_rule(self.algorithm) is not None,
-            seed=None if self.private is None else self.private.cohort_seed,
-            private=self.private is not None,
         )
         self.lr = decayed(self.algorithm.lr, self.lr_decay, self.rounds)
         """The step size of a round."""
@@ -142,16 +108,14 @@ class FederatedState:
         self.asynchronous = None if self.buffer is None else self._asynchronous(self.buffer)
 
     def _asynchronous(self, buffer: Buffer) -> AsynchronousState:
-        assert self.clock is not None
         assert isinstance(self.sampler, SingleDraws)
-        own = self.declaration.initial(self.declaration.client_state, self.x)
-        return AsynchronousState(
-            buffer=buffer,
-            clock=self.clock,
-            sampler=self.sampler,
-            counter=GradientCounter(self.task, self.algorithm, own),
-            costs=StartCosts(self.wire, self.clock, len(self.task.data), self.numbers_up),
-        )
+        times = None
+        if self.clock is not None:
+            own = self.declaration.initial(self.declaration.client_state, self.x)
+            counter = GradientCounter(self.task, self.algorithm, own)
+            costs = StartCosts(self.wire, self.clock, len(self.task.data), self.numbers_up)
+            times = SimulatedTimes(clock=self.clock, counter=counter, costs=costs)
+        return AsynchronousState(buffer=buffer, sampler=self.sampler, times=times)
 
     def context(self, cohort: Cohort) -> Context:
         """Return the context of the current round with this cohort."""
@@ -162,7 +126,7 @@ class FederatedState:
             owner=type(self.algorithm).__name__,
             t=self.t,
             lr=self._lr_on_device[1],
-            N=len(self.task.data),
+            N=len(self.task.data) if self.members is None else self.members,
             S=cohort.ids.shape[0] if self._size is None else max(1, round(self._size)),
             W=cohort.W if self._size is None else 1.0,
             layers=self.task.model.layers,

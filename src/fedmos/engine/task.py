@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.flat_model import FlatModel
 from ..core.frozen_parameters import Copies
+from ..core.function_state import model_functions
 from ..core.losses import Loss
 from ..data.federated import FederatedData
 from ..rng import Purpose, stream
@@ -43,6 +44,11 @@ class Task:
     @cached_property
     def program(self) -> Program:
         return Program(self.model, self.loss, self.weight_decay, self.compiled, self.clip)
+
+    @property
+    def own_functions(self) -> list[Any]:
+        """The functions of the loss and of the model, which may read more than their arguments."""
+        return [self.loss.computed, self.model.output_function, *model_functions(self.model.module)]
 
     def stream(self, t: int | Tensor, ids: Tensor, purpose: Purpose) -> Tensor:
         """Return the random streams of clients `ids` in round t, on the run's device."""
@@ -130,17 +136,16 @@ class Task:
 
         With `keys`, one per entry, inputs are augmented as in training.
         """
-        where = entries if self.data.index is None else self.data.index[entries]
-        x = self.data.x
-        # On a CPU, index_select takes half as long as indexing.
-        chosen = (
-            x.index_select(0, where.flatten()).view(*where.shape, *x.shape[1:]) if x.device.type == "cpu" else x[where]
-        )
-        return self.inputs(chosen, keys), self.targets(self.data.y[where])
+        where = self._stored_at(entries)
+        return self.inputs(_rows_at(self.data.x, where), keys), self.targets(_rows_at(self.data.y, where))
 
     def targets_at(self, entries: Tensor) -> Tensor:
         """Return the targets at entries (any shape) of the federation's index."""
-        return self.targets(self.data.y[entries if self.data.index is None else self.data.index[entries]])
+        return self.targets(_rows_at(self.data.y, self._stored_at(entries)))
+
+    def _stored_at(self, entries: Tensor) -> Tensor:
+        """Return which stored samples are at entries of the federation's index."""
+        return entries if self.data.index is None else _rows_at(self.data.index, entries)
 
     def inputs(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         # Normalisation expects a single batch axis in front of the channels.
@@ -151,6 +156,13 @@ class Task:
 
     def targets(self, y: Tensor) -> Tensor:
         return y.to(self.model.dtype) if y.is_floating_point() else y.to(torch.int64)
+
+
+def _rows_at(v: Tensor, where: Tensor) -> Tensor:
+    """Return v[where]. On a CPU, index_select takes half as long as indexing."""
+    if v.device.type != "cpu":
+        return v[where]
+    return v.index_select(0, where.flatten()).view(*where.shape, *v.shape[1:])
 
 
 class _ResultBytes(TorchDispatchMode):

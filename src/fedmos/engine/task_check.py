@@ -17,6 +17,8 @@ from ..core.trial import try_model
 from .loss_check import check_loss
 from .task import Task
 
+_SAMPLES_TRIED = 8
+
 
 @torch.no_grad()
 def check_fit(task: Task) -> None:
@@ -45,33 +47,56 @@ def check_fit(task: Task) -> None:
         raise ValueError(
             f"Cannot train the model because it must return a tensor with a row per sample, got {tuple(outputs.shape)}"
         )
+    more = torch.linspace(0, int(task.data.offsets[-1]) - 1, _SAMPLES_TRIED).long()
     with _model_errors(task, inputs):
-        try_model(task.model, inputs)
-    _check_smallest_batch(task)
+        try_model(task.model, task.samples(torch.cat([entries, more]).to(task.model.device))[0])
+    _check_smallest_batch(task, inputs, targets)
     if task.loss.named == "cross_entropy":
         _check_labels(task, outputs, targets)
     elif task.loss.named is not None and outputs.shape != targets.shape:
+        column = tuple(outputs.shape) == (*targets.shape, 1)
+        hint = "; squeeze the model's output, outputs.squeeze(-1), or use targets of shape (n, 1)" if column else ""
         raise ValueError(
             f"Cannot train the model because its output has shape {tuple(outputs.shape)} and the targets "
-            f"{tuple(targets.shape)}; for {task.loss.name!r} they must agree"
+            f"{tuple(targets.shape)}; for {task.loss.name!r} they must agree{hint}"
         )
     if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for _, y in task.data.all_targets()):
         raise ValueError("Cannot use bce because some targets are not in [0, 1]; use loss='mse'")
     check_loss(task)
 
 
-def _check_smallest_batch(task: Task) -> None:
-    """Refuse batches that BatchNorm layers cannot normalise."""
+def _check_smallest_batch(task: Task, inputs: Tensor, targets: Tensor) -> None:
+    """Refuse batches that BatchNorm layers cannot normalise, or whose axis the model removes."""
     sizes, B = task.data.sizes, task.batch_size
     last = sizes if B is None else sizes.clamp(max=B) if task.local_steps is not None else (sizes - 1) % B + 1
-    if int(last.min()) >= task.model.least_batch:
-        return
     client = task.data.label(int(last.argmin()))
+    if int(last.min()) >= task.model.least_batch:
+        if int(last.min()) == 1:
+            _check_single_sample(task, inputs, targets, client)
+        return
     raise ValueError(
         f"Cannot train on a batch of one sample (client {client}) because BatchNorm has one number per channel there, "
         "whose variance is not defined; use another 'batch_size', local_steps in place of local_epochs, "
         "clients with at least two samples, or batchnorm='group'"
     )
+
+
+def _check_single_sample(task: Task, inputs: Tensor, targets: Tensor, client: str) -> None:
+    """Refuse a model that removes the axis of a single sample, if the loss needs it."""
+    with _model_errors(task, inputs):
+        several, one = (task.model.trace(task.model.initial(), inputs[:n]).outputs for n in (2, 1))
+    if one.shape == (1, *several.shape[1:]):
+        return
+    try:
+        with torch.enable_grad():
+            leaf = one.detach().clone().requires_grad_()
+            torch.autograd.grad(task.loss.mean(leaf, targets[:1]), leaf)
+    except Exception as error:  # whatever a user's loss raises
+        raise ValueError(
+            f"Cannot train on a batch of one sample (client {client}) because the model returns a tensor of shape "
+            f"{tuple(one.shape)} for it instead of {(1, *several.shape[1:])}; use squeeze(1) or flatten(1), which keep "
+            "the axis of the samples"
+        ) from error
 
 
 def _test_inputs(task: Task) -> list[Tensor]:
@@ -95,8 +120,21 @@ def _model_errors(task: Task, inputs: Tensor) -> Iterator[None]:
         raise
     except Exception as error:  # whatever a user's forward raises, it is about these inputs
         layout = task.data.layout
+        text = one_line(repr(error) if isinstance(error, KeyError) else str(error))
         what = f"samples of shape {tuple(inputs.shape[1:])} ({inputs.dtype})" if layout is None else f"inputs {layout}"
-        raise ValueError(f"Cannot run the model on {what} because it fails there: {one_line(str(error))}") from error
+        numbers = "" if inputs.is_floating_point() or task.data.layout is not None else _as_numbers(task, inputs)
+        raise ValueError(f"Cannot run the model on {what} because it fails there: {text}{numbers}") from error
+
+
+@torch.no_grad()
+def _as_numbers(task: Task, inputs: Tensor) -> str:
+    """Say how to give a model real numbers, if it accepts those in place of integers."""
+    try:
+        with task.model.evaluation_mode():
+            task.model(task.model.initial(), inputs.to(task.model.dtype))
+    except Exception:  # whatever a user's forward raises
+        return ""
+    return "; use real numbers, x.astype('float32'), or data.declare(normalize=fm.Normalize(mean=0, std=1))"
 
 
 def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:

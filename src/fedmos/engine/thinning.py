@@ -14,6 +14,7 @@ from ..data.federated import FederatedData
 from ..selection.selector import Selector, View
 from .cohort import Cohort
 from .selected import as_array
+from .selection_view import ReportsByName, known_updates
 
 
 def thin_cohort(selector: Selector, view: View, arrived: Cohort, reports: Vectors, data: FederatedData) -> Cohort:
@@ -30,7 +31,8 @@ def thin_cohort(selector: Selector, view: View, arrived: Cohort, reports: Vector
     here = arrived.ids if view.ids is None else torch.searchsorted(view.ids, arrived.ids)
     view.cohort, view.weights = here, arrived.weights.clone()
     view.ask_losses = view.ask_gradients = _refuse(owner)
-    chosen = _call(selector, view, {name: v.clone() for name, v in reports.items()})
+    given = ReportsByName(selector, {name: v.clone() for name, v in reports.items()}, "reports")
+    chosen = _call(selector, view, given)
     if not isinstance(chosen, tuple | list) or len(chosen) != 2:
         raise ValueError(f"{owner}: 'thin' must return client numbers and their weights, got {format_value(chosen)}")
     ids, weights = _validated(owner, as_array(chosen[0]), as_array(chosen[1]), set(here.tolist()))
@@ -42,7 +44,7 @@ def thin_cohort(selector: Selector, view: View, arrived: Cohort, reports: Vector
 
 def _call(selector: Selector, view: View, reports: Vectors) -> Any:
     """Call `thin`, which must not change the view."""
-    tensors = [view.p, view.n, view.last, view.picks, view.durations, view.cohort, *view.updates.values()]
+    tensors = [view.p, view.n, view.last, view.picks, view.durations, view.cohort, *known_updates(view)]
     tensors += [*view.reported.values(), *view.state.values()]
     before, names = [v._version for v in tensors if v is not None], set(view.state)
     chosen = selector.thin(view, reports)

@@ -14,8 +14,8 @@ from ..core.validation import count, require
 from ..engine.cohort import Cohort
 from ..engine.gradients import LocalGradient
 from ..engine.inference import client_losses, evaluation_mode, samples_at_once
-from ..engine.round import dry_run
 from ..engine.state import FederatedState
+from ..engine.training import dry_run
 from ..rng import Purpose, stream, uniform
 
 _SAMPLES = 8192

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from ..core.function_state import FunctionWatch
+from ..engine.compiled import Compiled
 from ..engine.graphs import Graphs
 from ..engine.inference import SAMPLES_AT_ONCE, evaluation_mode, samples_at_once
-from ..engine.program import Compiled
 from ..engine.ranks import Ranks
 from ..engine.task import Task
 from .batch_loss import batch_loss_metrics
@@ -50,6 +51,7 @@ class Evaluator:
         if not train:
             self._samples, self._weight = self._samples[:, :0], self._weight[..., :0]
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
+        self._watch = FunctionWatch(task.own_functions if self._graphs is not None else ())
         # On a CPU a single model is evaluated without vmap; on a GPU with the kernels of a cohort.
         self._vectorised = vectorised and (len(tasks) > 1 or self._graphs is not None)
         compiled = task.compiled and self._graphs is not None and not task.model.mixes_in_evaluation
@@ -74,6 +76,8 @@ class Evaluator:
         if self._at_once is None:
             with evaluation_mode(self._task), torch.no_grad():
                 self._at_once = max(1, samples_at_once(self._task, xs[0]) // len(xs))
+        if self._watch.look():  # captured and compiled programs would go on with old values
+            self._graphs, self._each = None, self._scores
         if self._graphs is None or self._samples.shape[1] > _RECORDED * self._at_once:
             parts = self._measure(xs)
         else:
@@ -127,6 +131,7 @@ class Evaluator:
             if part % ranks.size == ranks.rank:
                 inputs, targets = self._task.inputs(x[some.flatten()]), self._task.targets(y[some.flatten()])
                 scores = self._each(xs, inputs.unflatten(0, some.shape), targets.unflatten(0, some.shape))
+                w = w[:, : scores.shape[1]]  # without classes, the weights of the accuracy are not used
                 # A sample of weight zero may have any loss, even an infinite one.
                 sums.append(torch.where(w == 0, 0, scores * w).sum(-1))
         return sums

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..core.losses import PADDING
+from ..core.losses import has_label
 from ..engine.task import Task
 
 _MUCH_FEWER = 0.8
@@ -57,9 +57,9 @@ def _train_weights(task: Task) -> Tensor:
     """Return the weights of the training samples in Σ p_i f_i and in Σ p_i accuracy_i, (1 or 2, n), float64."""
     data = task.data
     p, sizes = data.importance, data.sizes
-    targets = task.targets_at(torch.arange(int(data.offsets[-1]), device=data.y.device)).cpu()
-    if _equal_weights(task, targets):
+    if _equal_weights(task, data.y):
         return (p / sizes).repeat_interleave(sizes)[None]
+    targets = task.targets_at(torch.arange(int(data.offsets[-1]), device=data.y.device)).cpu()
     owner = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
 
     def shares(norms: Tensor) -> Tensor:
@@ -75,11 +75,9 @@ def _train_weights(task: Task) -> Tensor:
 
 def _equal_weights(task: Task, targets: Tensor) -> bool:
     """Whether all samples of a client have the same weight in loss and accuracy."""
-    return task.loss.uniform or task.loss.batch is not None
+    return (task.loss.uniform or task.loss.batch is not None) and bool(has_label(targets).all())
 
 
 def labelled(targets: Tensor) -> Tensor:
-    """Return 1 for samples with a label, 0 for those whose label is ignored, float64."""
-    if targets.is_floating_point() or targets.ndim > 1:
-        return torch.ones(len(targets), dtype=torch.float64, device=targets.device)
-    return (targets != PADDING).to(torch.float64)
+    """Return 1 for samples with a label, 0 for those whose labels are ignored, float64."""
+    return has_label(targets).to(torch.float64)

@@ -26,9 +26,13 @@ def measure(task: Task, x: Tensor, metrics: Mapping[str, MetricFunction]) -> dic
 
 
 def metric_value(name: str, function: MetricFunction, outputs: Tensor, targets: Tensor) -> float:
-    """Return the value of a metric; an error in the user's function names it."""
+    """Return the value of a metric; an error in the user's function names it.
+
+    A function gets copies, because it may change them in place.
+    """
+    own = not isinstance(function, Metric)
     try:
-        value = function(outputs, targets)
+        value = function(outputs.clone(), targets.clone()) if own else function(outputs, targets)
     except Exception as error:  # a user's function may raise anything
         shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
         raise ValueError(

@@ -38,6 +38,14 @@ def _joined(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
+def notes(table: ComparisonTable) -> str:
+    """Return the notes on the cells of a table: intervals of speed-ups, and methods without a global model."""
+    alone = [result.label for result in table.results if not result.trains(table.metric)]
+    verb = "has" if len(alone) == 1 else "have"
+    model = f"{' and '.join(alone)} {verb} no global model, so cells about it are empty (–)." if alone else ""
+    return f"{interval_note(table)} {model}".strip()
+
+
 def interval_note(table: ComparisonTable) -> str:
     """Return what the table says of the intervals of its speed-ups: that they are there, or why not.
 

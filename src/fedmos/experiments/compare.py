@@ -23,7 +23,8 @@ from .comparison import Comparison, run_folder
 from .executors import TaskExecutor, check_where, make_executor
 from .progress import ComparisonObserver
 from .runner import PlannedRun, Runner, mergeable_methods, resolve_target, runs_from_json
-from .table import ComparisonTable, write
+from .table import ComparisonTable
+from .table_formats import write
 from .workers import stopped_by_parent
 
 CONFIGURATION = "comparison.toml"

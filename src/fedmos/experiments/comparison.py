@@ -66,7 +66,7 @@ class Comparison:
                 runs = trials[label]
                 results = zip(runs, self._trainer.results(runs), strict=True)
                 pairs = list(results)
-                metric = judged_by(config, label, [result for _, result in pairs])
+                metric = judged_by(config, [result for _, result in pairs])
                 tuned[label] = choose(tune, metric, [trial_of(config, run, result, metric) for run, result in pairs])
                 self._observer.tuned(config.tuned_as(label), str(tuned[label]))
             self._start(group, planned_methods(config, tuned))
@@ -106,6 +106,8 @@ def folder_name(number: int | str, values: Mapping[str, float], seed: int) -> st
 
 def _outcome(config: AnyComparison, result: MethodResult) -> str:
     """One line about a method, which needs no other method's results."""
+    if not result.trains(config.metric):
+        return "no global model; see the accuracy of clients"
     level = config.level
     known = [v for v in result.final(config.metric).values() if v is not None]
     final = f"final {config.metric} {spread(known, 3) if known else 'not measured'}"

@@ -43,7 +43,7 @@ def _row(first: ObjectMethod, data: FederatedData) -> ObjectMethod:
 
 
 def _independent(selection: Any, clients: int) -> Any:
-    """Return a selection that asks clients for nothing, of as many clients."""
+    """Return a selection of as many clients that needs nothing from them."""
     if type(selection).__name__ in INDEPENDENT or not isinstance(selection, Selector):
         return selection
     return Uniform(m=cohort_size(selection, None, clients))

@@ -21,7 +21,8 @@ from .objects import ObjectComparison
 from .progress import ComparisonObserver
 from .runner import PlannedRun, Runner, planned_methods, resolve_target
 from .seed_statistics import MethodResult, TunedValues
-from .table import ComparisonTable, write
+from .table import ComparisonTable
+from .table_formats import write
 
 CONFIGURATION = "comparison.toml"
 

@@ -13,7 +13,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -41,6 +42,12 @@ def _ray() -> Any:
 
 class LostWorkerError(RuntimeError):
     """The workers of a task were lost too often."""
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    """Give a future an exception. Both the thread that submits and the one that serves may do so."""
+    with suppress(InvalidStateError):
+        future.set_exception(error)
 
 
 @dataclass
@@ -110,7 +117,7 @@ class RayExecutor:
         submitted = _Submitted(self._count, name, given, [RunFolder(path) for path in folders])
         self._waiting.append(submitted)
         if self._failure is not None:
-            submitted.future.set_exception(self._failure)
+            _fail(submitted.future, self._failure)
         return submitted.future
 
     def _serve(self) -> None:
@@ -121,11 +128,10 @@ class RayExecutor:
                 self._receive(_POLL)
             if self._running:
                 self._save_and_end()
-        except Exception as error:  # whoever waits for a result must learn of it
+        except Exception as error:  # raised again where the result is waited for
             self._failure = error
             for task in (*self._running.values(), *self._waiting):
-                if not task.future.done():
-                    task.future.set_exception(error)
+                _fail(task.future, error)
 
     def _start_waiting(self) -> None:
         """Start tasks, and lock their folders, while there are few for the number of workers."""
@@ -181,7 +187,7 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             if task.attempt >= _ATTEMPTS or self._stopping.is_set():
                 lost = LostWorkerError(
-                    f"Cannot go on because {_ATTEMPTS} workers were lost with the same runs ({error}); the same "
+                    f"Cannot continue because {_ATTEMPTS} workers were lost with the same runs ({error}); the same "
                     "command continues them"
                 )
                 self._end(task, error=lost)

@@ -163,7 +163,6 @@ class Runner:
     Args:
         config: The comparison.
         folder: Gives the folder of a run, where an interrupted run continues; None for runs without folders.
-        runs: Gives the arguments of a run; by default from the configuration.
         options: Further arguments of `fm.run`, the same for all runs.
     """
 
@@ -171,11 +170,10 @@ class Runner:
         self,
         config: AnyComparison,
         folder: Callable[[PlannedRun], str | os.PathLike[str]] | None,
-        runs: ConfiguredRuns | ObjectComparison | None = None,
         **options: Any,
     ) -> None:
         self._config, self._folder, self._options = config, folder, options
-        self._runs = runs or (ConfiguredRuns(config) if isinstance(config, CompareConfig) else config)
+        self._runs = ConfiguredRuns(config) if isinstance(config, CompareConfig) else config
         self._counter = _RoundCounter()
 
     def train(self, runs: Sequence[PlannedRun]) -> list[Result]:

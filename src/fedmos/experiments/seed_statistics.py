@@ -100,13 +100,22 @@ class MethodResult:
             infos={seed: result.info for seed, result in results.items()},
         )
 
+    def trains(self, metric: str) -> bool:
+        """Return whether the method trains the model that the metric is about.
+
+        Local training alone has no global model: metrics but those of clients' own models are of the initial model.
+        """
+        return metric.startswith("personal_") or not any(map(trains_alone, self.infos.values()))
+
     def costs(self, metric: str, target: float) -> dict[int, TargetCost | None]:
         """Return the cost of reaching a target, by seed; None where it was never reached."""
-        return {seed: cost_to(history, metric, target) for seed, history in self.runs.items()}
+        trained = self.trains(metric)
+        return {seed: cost_to(run, metric, target) if trained else None for seed, run in self.runs.items()}
 
     def final(self, metric: str) -> dict[int, float | None]:
-        """Return the last value of a metric, by seed; None where it was never measured."""
-        return {seed: last_value(history, metric) for seed, history in self.runs.items()}
+        """Return the last value of a metric, by seed; None where it was never measured, or not of a trained model."""
+        trained = self.trains(metric)
+        return {seed: last_value(run, metric) if trained else None for seed, run in self.runs.items()}
 
     @property
     def codecs(self) -> str:
@@ -132,6 +141,11 @@ class MethodResult:
         """Return the ε that each run has spent, by seed; empty for runs without privacy."""
         last = {seed: history[-1].epsilon for seed, history in self.runs.items() if len(history)}
         return {seed: epsilon for seed, epsilon in last.items() if epsilon is not None}
+
+
+def trains_alone(info: Mapping[str, Any]) -> bool:
+    """Return whether a run, by its `info`, is one of local training alone."""
+    return re.match(r"LocalOnly\b", str(info.get("algorithm", ""))) is not None
 
 
 def last_value(history: History, metric: str) -> float | None:

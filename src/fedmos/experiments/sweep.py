@@ -43,7 +43,7 @@ def sweep(
     progress: bool | None = None,
     on: str | None = None,
 ) -> dict[str, Any]:
-    """Train trials until there are as many as the configuration asks for.
+    """Train trials until there are as many as the configuration says.
 
     Args:
         config: A run, and the fields to search over.
@@ -80,13 +80,13 @@ def sweep(
     State = optuna.trial.TrialState
     with _executor(config, on) as executor:
         while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
-            asked = [_ask(optuna, study, config) for _ in range(min(settings.parallel, settings.trials - done))]
+            suggested = [_ask(optuna, study, config) for _ in range(min(settings.parallel, settings.trials - done))]
             finished = finished_trials(study)
             tasks = []
-            for trial, values in asked:
+            for trial, values in suggested:
                 given = describe_trial(config, values, finished, progress)
                 tasks.append(executor.submit(train_trial, given, [out / "trials" / str(trial.number)]))
-            for number, ((trial, values), task) in enumerate(zip(asked, tasks, strict=True), done + 1):
+            for number, ((trial, values), task) in enumerate(zip(suggested, tasks, strict=True), done + 1):
                 value, reports = task.result()
                 for step, reported in reports:
                     trial.report(reported, step)
@@ -144,7 +144,7 @@ def _check_own_classes(study: Any, config: SweepConfig, out: Path) -> None:
     for path, sha256 in study.user_attrs.get("own_code", {}).items():
         if now.get(path, sha256) != sha256:
             raise ConfigError(
-                f"Cannot go on with the search in {out} because {path}, which defines its own classes, has changed; "
+                f"Cannot continue the search in {out} because {path}, which defines its own classes, has changed; "
                 "use a new folder"
             )
     if now:

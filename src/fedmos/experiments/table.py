@@ -1,25 +1,21 @@
-"""The table of a comparison, as text, Markdown, LaTeX, CSV and JSON."""
+"""The table of a comparison: its columns, cells and numbers."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..core.metric_names import is_loss
-from ..storage.files import replace_file
 from .seed_statistics import MethodResult, Ratio, TargetCost, TunedValues, deviation, ratio, spread
 
 _QUANTITIES = {"rounds": "rounds", "megabytes": "MB", "seconds": "simulated time"}
 """Quantities that have a speed-up, and how headings name them."""
+_NO_MODEL = "–"
+"""The cell of a method that has no global model, in a column about it."""
 
 
 class TableColumn(NamedTuple):
@@ -121,7 +117,8 @@ class ComparisonTable:
     def _to_target(self) -> list[TableColumn]:
         def column(heading: str, name: str, digits: int, detail: bool = False) -> TableColumn:
             def cell(result: MethodResult) -> str:
-                return spread(list(self.costs(result.label, name).values()), digits)
+                costs = list(self.costs(result.label, name).values())
+                return spread(costs, digits) if result.trains(self.metric) else _NO_MODEL
 
             def value(result: MethodResult) -> float | None:
                 return _mean_of_all(list(self.costs(result.label, name).values()))
@@ -142,7 +139,7 @@ class ComparisonTable:
     def _final(self, result: MethodResult) -> str:
         values = list(result.final(self.metric).values())
         known = [v for v in values if v is not None]
-        text = spread(known, 3) if known else "not measured"
+        text = spread(known, 3) if known else "not measured" if result.trains(self.metric) else _NO_MODEL
         early = len(result.ended_early)
         return text if not early else f"{text} ({early} of {len(values)} ended early)"
 
@@ -154,6 +151,8 @@ class ComparisonTable:
     def _faster(self, name: str, result: MethodResult) -> str:
         if result.label == self.reference(result):
             return "baseline"
+        if not result.trains(self.metric):
+            return _NO_MODEL
         costs = [self.costs(label, name) for label in (result.label, self.reference(result))]
         for own, words in zip(costs, ("not reached", "baseline not reached"), strict=True):
             if all(v is None for v in own.values()):
@@ -254,80 +253,3 @@ def _tuning(tuned: TunedValues) -> dict[str, Any]:
 
 def _finite(v: float | None) -> float | None:
     return v if v is not None and math.isfinite(v) else None
-
-
-def as_json(table: ComparisonTable) -> str:
-    """Return all numbers as JSON."""
-    return json.dumps(table.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def as_csv(table: ComparisonTable) -> str:
-    """Return a line per method and a column per number; cells of values that were not reached are empty."""
-    lines = [_flat({k: v for k, v in one.items() if k != "per_seed"}) for one in table.to_dict()["methods"]]
-    for line in lines:
-        line.pop("tuned_tried", None)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return out.getvalue()
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten nested tables; keys are joined by "_"."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{before}{key}_")
-        else:
-            flat[before + key] = " ".join(map(str, value)) if isinstance(value, list) else value
-    return flat
-
-
-def as_markdown(table: ComparisonTable) -> str:
-    """Return the table as Markdown."""
-    columns = table.columns()
-    lines = [[c.heading for c in columns], [":--", *["--:"] * (len(columns) - 1)], *table.cells()]
-    escaped = [[re.sub(r"([|\\`*_<>\[\]])", r"\\\1", cell) for cell in line] for line in lines]
-    escaped[1] = lines[1]
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
-
-
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "<": r"$<$",
-    ">": r"$>$",
-    "[": "{[}",  # LaTeX would take a bare one, like a star, for an argument of the line break before it
-    "*": "{*}",
-}
-
-
-def as_latex(table: ComparisonTable) -> str:
-    """Return a `tabular` with the rules of the package booktabs."""
-
-    def line(cells: Sequence[str]) -> str:
-        return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in cells) + r" \\"
-
-    columns = table.columns()
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-            r"\toprule",
-            line([c.heading for c in columns]),
-            r"\midrule",
-            *map(line, table.cells()),
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
-
-
-def write(table: ComparisonTable, folder: Path) -> None:
-    """Write table.json, table.csv, table.md and table.tex."""
-    for ending, text in (("json", as_json), ("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-        replace_file(folder / f"table.{ending}", text(table).encode())

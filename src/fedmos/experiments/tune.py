@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from ..config.comparison import ALONE
 from ..config.fields import FinalOf
 from ..config.schema import Tuning
 from ..core.metric_names import is_loss
 from ..run.result import Result
 from .runner import AnyComparison, PlannedRun
-from .seed_statistics import GridTrial, TunedValues, last_value
+from .seed_statistics import GridTrial, TunedValues, last_value, trains_alone
 
 
-def judged_by(config: AnyComparison, label: str, results: Sequence[Result]) -> str:
+def judged_by(config: AnyComparison, results: Sequence[Result]) -> str:
     """Return the metric by which a method is tuned: the target's or, for local training alone, that of own models."""
-    alone = label == ALONE and not config.metric.startswith("personal_")
+    alone = any(trains_alone(one.info) for one in results) and not config.metric.startswith("personal_")
     names = ("personal_accuracy", "personal_loss") if alone else ()
     measured = (name for name in names if any(last_value(one.history, name) is not None for one in results))
     return next(measured, config.metric)
@@ -25,7 +24,8 @@ def judged_by(config: AnyComparison, label: str, results: Sequence[Result]) -> s
 def trial_of(config: AnyComparison, run: PlannedRun, result: Result, metric: str) -> GridTrial:
     """Return the outcome of a tuning run. An interrupted run, e.g. one that diverged, has no final value."""
     level = config.level
-    rounds = None if level is None or isinstance(level, FinalOf) else result.rounds_to(config.metric, level)
+    given = None if isinstance(level, FinalOf) or metric != config.metric else level
+    rounds = None if given is None else result.rounds_to(metric, given)
     return GridTrial(dict(run.values), rounds, None if result.interrupted else last_value(result.history, metric))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..config.client_policy import ClientPolicy
 from ..config.deploy import Deploy
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .personal_export import export_personal
     from .server import server_app
 
-__all__ = ["Deploy", "client_app", "export_personal", "preload", "server_app"]
+__all__ = ["ClientPolicy", "Deploy", "client_app", "export_personal", "preload", "server_app"]
 
 _MODULES = {
     "client_app": ".client",

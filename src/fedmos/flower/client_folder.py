@@ -7,19 +7,25 @@ client may therefore repeat a round, with the same result.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 from time import time
 
-import safetensors
-import safetensors.torch
 from torch import Tensor
 
 from ..algorithm import Vectors
-from ..storage.files import replace_file
+from ..storage.tensor_file import read_tensors, write_tensors
+from .client_errors import ClientErrorCode
+from .private_files import make_private_folder
+
+
+class StateError(ValueError):
+    """A client's stored state is missing or damaged."""
+
+    code = ClientErrorCode.STATE
+
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 """Pattern of a run's id."""
@@ -29,10 +35,17 @@ _STATE_FILE = re.compile(r"state-(\d{1,9})\.safetensors")
 
 
 class ClientFolder:
-    """The folder of one client in one run."""
+    """The folder of one client in one run.
 
-    def __init__(self, root: Path, client: str, run: str) -> None:
-        self._path, self._client, self.run = root / client / run, client, run
+    Args:
+        root: The folder of all clients.
+        client: The client's name.
+        run: The run's id.
+        kept: How many checkpoints the server keeps. The state that one of them needs is kept, too.
+    """
+
+    def __init__(self, root: Path, client: str, run: str, kept: int = 2) -> None:
+        self._path, self._client, self.run, self._kept = root / client / run, client, run, kept
 
     def newest(self) -> int | None:
         """Return the last round with a state file; None without any. The server may not have committed it."""
@@ -51,7 +64,7 @@ class ClientFolder:
             initial: The state before the first round. The stored state has the same names, shapes and dtypes.
 
         Raises:
-            ValueError: If the file is missing, damaged, or belongs to another run, client or round.
+            StateError: If the file is missing, damaged, or belongs to another run, client or round.
         """
         if last < 0 or not initial:
             return dict(initial)
@@ -63,8 +76,8 @@ class ClientFolder:
             return
         self._write(self._state_path(t), t, state)
         self._remove_stale_files()
-        # The server falls back by one checkpoint if its last one is damaged.
-        kept = [last, *sorted(v for v in self._rounds() if v < last)[-1:]]
+        # The server falls back by one checkpoint if its last one is damaged, and goes back further on command.
+        kept = [last, *sorted(v for v in self._rounds() if v < last)[-(self._kept - 1) :]]
         for v in self._rounds():
             if v < t and v not in kept:
                 self._state_path(v).unlink(missing_ok=True)
@@ -106,38 +119,27 @@ class ClientFolder:
                     path.unlink()
 
     def _write(self, path: Path, t: int, tensors: Vectors) -> None:
-        # Copies, because a method may return one tensor under two names, which safetensors refuses.
-        content = {name: v.detach().cpu().contiguous().clone() for name, v in tensors.items()}
-        metadata = {"run": self.run, "client": self._client, "round": str(t), "sha256": _hash(content)}
-        path.parent.mkdir(parents=True, exist_ok=True)
+        metadata = {"run": self.run, "client": self._client, "round": str(t)}
+        make_private_folder(self._path.parent)
+        make_private_folder(self._path)
         # Two processes can write at the same time if a request was sent twice.
-        replace_file(path, safetensors.torch.save(content, metadata), writer=f".{os.getpid()}")
+        write_tensors(path, tensors, metadata, writer=f".{os.getpid()}")
 
     def _read(self, path: Path, t: int, like: Vectors) -> Vectors:
         failure = f"Cannot continue from round {t + 1} of run {self.run} because {path}"
         try:
-            with safetensors.safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, metadata = read_tensors(path)
         except FileNotFoundError:
-            raise ValueError(f"{failure} does not exist") from None
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ValueError(f"{failure} cannot be read: {error}") from None
+            raise StateError(f"{failure} does not exist") from None
+        except ValueError as error:
+            raise StateError(f"{failure} {error}") from None
         expected = {"run": self.run, "client": self._client, "round": str(t)}
         if any(metadata.get(name) != value for name, value in expected.items()):
-            raise ValueError(f"{failure} belongs to another run, client or round")
-        if _layout(tensors) != _layout(like) or metadata.get("sha256") != _hash(tensors):
-            raise ValueError(f"{failure} is damaged")
+            raise StateError(f"{failure} belongs to another run, client or round")
+        if _layout(tensors) != _layout(like):
+            raise StateError(f"{failure} is damaged")
         return {name: tensors[name].to(v.device) for name, v in like.items()}
 
 
 def _layout(tensors: Vectors) -> dict[str, tuple[object, object]]:
     return {name: (v.shape, v.dtype) for name, v in tensors.items()}
-
-
-def _hash(tensors: Vectors) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].numpy().tobytes())
-    return digest.hexdigest()

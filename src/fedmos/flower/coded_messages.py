@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class CodedMessages:
     def shapes(self, shapes: wire.Shapes, codecs: Mapping[str, Codec]) -> wire.Shapes:
         """Return the shapes of what travels: coded vectors as bytes."""
         size, dtype = self._model.size, self._model.dtype
-        return {n: (codecs[n].nbytes(size, dtype),) if n in codecs else shape for n, shape in shapes.items()}
+        return {n: (Codec.nbytes(codecs[n], size, dtype),) if n in codecs else shape for n, shape in shapes.items()}
 
     def uploads(self, received: Vectors, t: int, client: int, phase: Phase) -> Vectors:
         """Decode the uploads of a client.
@@ -78,6 +78,10 @@ class HeldVectors:
     def enter_round(self) -> None:
         """Forget what was sent in the round before; if it was committed, `clients` has it."""
         self._received = {}
+
+    def keep(self, clients: Container[int]) -> None:
+        """Forget what was sent to all other clients, where rounds have no common beginning."""
+        self._received = {i: received for i, received in self._received.items() if i in clients}
 
     def message(self, vectors: Vectors, t: int, client: int) -> Vectors:
         """Return the tensors to send: bytes of the difference to what the client holds; the whole to a new client."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,9 @@ from ..data.federated import FederatedData
 from ..engine.declaration import names_of
 from ..engine.execution_plan import override
 from ..privacy.compose import follows_deliveries
+from ..privacy.discrete import DiscreteGaussian
 from ..privacy.gaussian import Gaussian
+from ..privacy.local import Local
 from ..privacy.matrix_factorization import MatrixFactorization
 from ..privacy.sums import BELOW
 from ..run.options import call_with_options, options_of
@@ -56,6 +58,8 @@ class Deployment:
     deploy: Deploy
     config: Mapping[str, Any] | None = None
     """The configuration to store in the run folder, if the run has one."""
+    agreed: Mapping[str, Any] = field(default_factory=dict)
+    """What all clients agree on of their own data, for the tables of data in their own files."""
 
     @classmethod
     def of(cls, given: Given) -> Deployment:
@@ -72,17 +76,17 @@ class Deployment:
     def _of_settings(cls, settings: RunConfig) -> Deployment:
         if settings.diagnostics is not None:
             raise ValueError("Cannot measure diagnostics in a deployment because clients keep their data; simulate it")
-        parts = settings.arguments(settings.algorithm, settings.selection, settings.seed, out=settings.out)
-        made = cls._of_arguments(parts | {"deploy": settings.deploy.make() if settings.deploy else Deploy()})
-        return replace(made, config=settings.kept(exclude={"out"}))
+        deploy = settings.deploy.make() if settings.deploy else Deploy()
+        data = _stand_in(deploy) if settings.data.of_clients else None
+        parts = settings.arguments(settings.algorithm, settings.selection, settings.seed, data, out=settings.out)
+        if data is not None:
+            del parts["data"]
+        made = cls._of_arguments(parts | {"deploy": deploy})
+        agreed = (settings.data.arguments or {}) if settings.data.of_clients else {}
+        return replace(made, config=settings.kept(exclude={"out"}), agreed=agreed)
 
     @classmethod
     def _of_arguments(cls, given: Mapping[str, Any]) -> Deployment:
-        if given.get("buffer") is not None:
-            raise ValueError(
-                f"Cannot use buffer={given['buffer']!r} in a deployment because its server waits for the cohort of "
-                "each round; use synchronous rounds there, with a deadline (System), or simulate it with fm.run"
-            )
         deploy = given.get("deploy", Deploy())
         if not isinstance(deploy, Deploy):
             raise ValueError(f"deployment: 'deploy' must be a fedmos.flower.Deploy, got {format_value(deploy)}")
@@ -94,11 +98,8 @@ class Deployment:
                 "Cannot balance the classes in a deployment because the server does not see the clients' labels; use a "
                 "list of weights"
             )
-        if made.spec.evaluate_clients is not None:
-            raise ValueError(
-                "Cannot use evaluate_clients in a deployment because clients keep their test samples; simulate it, or "
-                "evaluate result.model at the clients"
-            )
+        if made.spec.buffer is not None:
+            _check_buffered(made.spec, deploy)
         if made.spec.attack is not None:
             raise ValueError(
                 f"Cannot use attack={made.spec.attack!r} in a deployment because hostile clients are simulated; use "
@@ -139,12 +140,14 @@ class Deployment:
         return "loop" if self.spec.engine == "auto" else self.spec.engine
 
     def compatibility_hash(self, model: FlatModel) -> str:
-        """Hash of the options, model and fedmos version that every client must share with the server."""
+        """Hash of the options, model and fedmos version that every client must share with the server.
+
+        Names are no part of it: a client states its own name and number, and others can be admitted later.
+        """
         parts = [
             __version__,
             self.spec.shared_values(),
             model.fingerprint(),
-            list(self.names),
             override(self.engine),
             self._initial_state_hash(model),
             *self._own_code_hashes(),
@@ -177,19 +180,43 @@ def _no_data(deploy: Deploy) -> FederatedData:
     return replace(_NO_DATA, offsets=torch.zeros(N + 1, dtype=torch.int64), importance=p)
 
 
+def _check_buffered(spec: RunSpec, deploy: Deploy) -> None:
+    """Refuse questions to all clients, for whose answers an asynchronous server would wait."""
+    if deploy.train_metrics or spec.evaluate_clients is not None:
+        name, instead = (
+            ("train_metrics=True", "train_metrics=False") if deploy.train_metrics else ("evaluate_clients", "no buffer")
+        )
+        raise ValueError(
+            f"Cannot use buffer={spec.buffer!r} with {name} in a deployment because the server would wait for the "
+            f"metrics of all clients; use {instead}, or a test set at the server"
+        )
+
+
+def _stand_in(deploy: Deploy) -> FederatedData:
+    """Return a federation of the named clients with a sample each, to check everything else with."""
+    if deploy.clients is None:
+        raise ValueError("deployment: 'deploy' must name the clients where there is no 'data'")
+    return FederatedData.from_arrays([(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))] * len(deploy.clients))
+
+
 def _check_private(spec: RunSpec, deploy: Deploy) -> None:
     """Refuse mechanisms without noise of the operating system, and options with which clients would send more."""
-    if type(spec.privacy) not in (Gaussian, MatrixFactorization):
+    if type(spec.privacy) not in (Gaussian, MatrixFactorization, Local, DiscreteGaussian):
         raise ValueError(
             f"Cannot use privacy={spec.privacy} in a deployment because its noise follows from the seed, which every "
-            "client knows; use fm.privacy.Gaussian or fm.privacy.MatrixFactorization"
+            "client knows; use a mechanism of fm.privacy"
+        )
+    if spec.evaluate_clients is not None:
+        raise ValueError(
+            "Cannot use privacy= with evaluate_clients in a deployment because clients would send losses and "
+            "accuracies without noise; use a test set at the server"
         )
     if deploy.train_metrics:
         raise ValueError(
             "Cannot use privacy= with train_metrics=True because clients would send losses and accuracies without "
             "noise; use train_metrics=False and a test set at the server"
         )
-    if spec.uplink is not None:
+    if spec.uplink is not None and not isinstance(spec.privacy, Local):  # noise comes before codecs
         algorithm = spec.composed_algorithm
         coded = {vector.name for vector in coding_of(algorithm).up} | {BELOW}
         others = [name for name in names_of((*algorithm.up, *algorithm.prepare_up)) if name not in coded]
@@ -217,23 +244,6 @@ def preload(config: Given) -> None:
         >>> preload("run.toml")  # doctest: +SKIP
     """
     Deployment.of(config)
-
-
-def client_part(data: FederatedData, i: int) -> FederatedData:
-    """Return the federated data of client i alone."""
-    x, y = data.stored(i)
-    return replace(
-        data,
-        x=x,
-        y=y,
-        index=None,
-        offsets=torch.tensor([0, len(x)]),
-        importance=torch.ones(1, dtype=torch.float64),
-        test=None,
-        tests=None,
-        unseen=None,
-        names=None,
-    )
 
 
 def server_part(data: FederatedData) -> FederatedData:

@@ -6,7 +6,7 @@ The registry requests the client's name from every new node. Clients keep the nu
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -16,10 +16,11 @@ from flwr.app import Message, RecordDict
 from ..core.formatting import format_value, one_line
 from . import wire
 from .channel import MessageChannel, permanent_error
+from .node_identities import NodeIdentities
+from .sample_counts import SampleCounts
 
 _log = logging.getLogger("fedmos")
 
-_MAX_SAMPLES = 2**40
 _HELLO_TIMEOUT = 60.0
 """Seconds after which an unanswered identification request is repeated."""
 
@@ -43,15 +44,27 @@ class NodeRegistry:
     """Hash of the configuration, model and fedmos version that every client must share with the server."""
     samples: dict[int, int] = field(default_factory=dict)
     """Number of samples of each client, as far as known."""
+    identities: NodeIdentities = field(default_factory=NodeIdentities)
+    """The keys of the clients."""
+    counts: SampleCounts = field(default_factory=SampleCounts)
+    """Which numbers of samples are accepted."""
+    refused_nodes: int = 0
+    """How many nodes were refused."""
+    retired: frozenset[int] = frozenset()
+    """The clients that the operator has removed."""
 
     def __post_init__(self) -> None:
         self._pending: dict[str, NodeSession] = {}
         """Identification requests without a reply, by message id."""
+        self._public_keys: dict[int, bytes] = {}
+        """The public key of each connected node, which the SuperLink has verified."""
         self._identified: dict[NodeSession, int | None] = {}
         """The client that each node reports; None for a refused node."""
         self._sessions: dict[int, NodeSession] = {}
         self._last_seen = dict.fromkeys(range(len(self.names)), monotonic())
         """When each client was last connected; initially, when the registry was created."""
+        self._refusals: dict[int, str] = {}
+        """Why the node of a client was refused, until one is accepted."""
         self._duplicates: set[tuple[NodeSession, int]] = set()
         """Nodes that claim another node's client, and have been logged."""
 
@@ -70,6 +83,11 @@ class NodeRegistry:
         return bool(self._pending)
 
     @property
+    def refusals(self) -> Mapping[int, str]:
+        """Why the node of a client was refused, until one is accepted."""
+        return self._refusals
+
+    @property
     def connected(self) -> set[int]:
         """The clients that are connected."""
         return set(self._sessions)
@@ -78,11 +96,29 @@ class NodeRegistry:
         """Seconds since a client was last connected; 0 while it is."""
         return 0.0 if client in self._sessions else monotonic() - self._last_seen[client]
 
+    def expect(self, clients: Iterable[int]) -> None:
+        """Count the time for which clients are away from now on."""
+        self._last_seen |= dict.fromkeys(clients, monotonic())
+
+    def refusal(self, client: int) -> str | None:
+        """Return why the node of a client was refused; None if none was since one was accepted."""
+        return self._refusals.get(client)
+
+    def absence(self, client: int) -> str:
+        """Name a client for the log, and say why it is away, as far as known."""
+        name = self.names[client]
+        if client in self._sessions:
+            return f"{name} (connected, but it does not reply)"
+        return f"{name} (refused: {self._refusals[client]})" if client in self._refusals else name
+
     def refresh(self) -> None:
         """Query the grid for connected nodes, identify new ones, and assign nodes to clients."""
-        online = {NodeSession(node.node_id, node.last_activated_at) for node in self.channel.grid.get_nodes()}
+        nodes = list(self.channel.grid.get_nodes())
+        online = {NodeSession(node.node_id, node.last_activated_at) for node in nodes}
+        self._public_keys = {node.node_id: node.public_key for node in nodes}
         self._identified = {session: client for session, client in self._identified.items() if session in online}
         self._pending = {message_id: session for message_id, session in self._pending.items() if session in online}
+        self._duplicates = {(session, client) for session, client in self._duplicates if session in online}
         self._request_identities(sorted(online - set(self._identified) - set(self._pending.values())))
         for message_id, reply in self.channel.pull(list(self._pending)):
             self._process_reply(self._pending.pop(message_id), reply)
@@ -110,26 +146,41 @@ class NodeRegistry:
             self._refuse(session, "its reply is empty")
         else:
             try:
-                self._identified[session] = self._identify(reply.content)
+                self._identified[session] = client = self._identify(session, reply.content)
+                self._refusals.pop(client, None)
             except wire.RefusedError as error:
                 self._refuse(session, str(error))
+                self._refusals |= dict.fromkeys(self._claimed(reply.content), one_line(str(error), 200))
 
-    def _identify(self, content: RecordDict) -> int:
+    def _identify(self, session: NodeSession, content: RecordDict) -> int:
         """Validate the reply to an identification request; returns the client's number."""
         header = wire.header_up(wire.HELLO, content)
         wire.check_equal(header, run=self.run, round=-1)
         if header["name"] not in self.names:
             raise wire.RefusedError(f"there is no client {format_value(header['name'])}")
         client = list(self.names).index(header["name"])
+        if client in self.retired:
+            raise wire.RefusedError(f"client '{header['name']}' is retired")
         wire.check_equal(header, client=client)
+        key = self._public_keys.get(session.node, b"")
+        self.identities.check(header["name"], key)
         if header[wire.COMPATIBILITY_HASH] != self.compatibility_hash:
             raise wire.RefusedError("its configuration, model or fedmos version differs from the server's")
-        if not 1 <= header["samples"] <= _MAX_SAMPLES:
-            raise wire.RefusedError(f"it cannot have {header['samples']} samples")
-        wire.check_equal(header, samples=self.samples.setdefault(client, header["samples"]))
+        self.counts.check(header["name"], header["samples"], self.samples.get(client))
+        self.identities.bind(header["name"], key)
+        self.samples[client] = header["samples"]
         return client
 
+    def _claimed(self, content: RecordDict) -> list[int]:
+        """Return the client that a refused node claims to be, in a list; an empty one if there is no such client."""
+        try:
+            name = wire.header_up(wire.HELLO, content)["name"]
+        except wire.RefusedError:
+            return []
+        return [i for i, known in enumerate(self.names) if known == name]
+
     def _refuse(self, session: NodeSession, reason: str) -> None:
+        self.refused_nodes += 1
         self._identified[session] = None
         _log.warning("Refused node %d: %s", session.node, one_line(reason, 500))
 

@@ -18,6 +18,7 @@ from ..engine.backend import PhaseInput
 from ..engine.client_store import ClientStore
 from ..engine.declaration import Declaration
 from ..engine.job import Phase
+from .wire import norm_of
 
 _log = logging.getLogger("fedmos")
 
@@ -26,8 +27,12 @@ NORM = "norm."
 _FEWEST = 3
 """The number of norms from which on an upload is dropped."""
 
+Uploads = Mapping[str, Tensor]
 Describe = Callable[[int], str]
 """Names a client and its node."""
+
+Note = Callable[[int, str], None]
+"""Takes a client and a reason."""
 
 
 class AdaptiveNormBound:
@@ -38,14 +43,22 @@ class AdaptiveNormBound:
         size: The number of parameters of the model.
         factor: How many times the median a norm may be; None for no bound.
         describe: Names a client and its node in the log.
+        note: Takes a client and why its update was dropped.
     """
 
-    def __init__(self, declaration: Declaration, size: int, factor: float | None, describe: Describe) -> None:
+    def __init__(
+        self,
+        declaration: Declaration,
+        size: int,
+        factor: float | None,
+        describe: Describe,
+        note: Note = lambda *_: None,
+    ) -> None:
         phases: tuple[Phase, ...] = () if factor is None else ("prepare", "train")
         self._names = {
             phase: [name for name, shape in declaration.up(phase).items() if shape == (size,)] for phase in phases
         }
-        self._factor, self._describe = factor or 0.0, describe
+        self._factor, self._describe, self._note = factor or 0.0, describe, note
         self._norms: dict[int, dict[str, float]] = {}
         """The norms of this round's accepted uploads, by client and name in the state of clients."""
 
@@ -59,7 +72,7 @@ class AdaptiveNormBound:
         """Forget the norms of the round before; if it was committed, the state of clients has them."""
         self._norms = {}
 
-    def accepted(self, given: PhaseInput, received: dict[int, Vectors], clients: ClientStore) -> dict[int, Vectors]:
+    def accepted(self, given: PhaseInput, received: Mapping[int, Uploads], clients: ClientStore) -> dict[int, Uploads]:
         """Return the uploads of a cohort without those that are out of proportion, which are logged.
 
         Args:
@@ -69,7 +82,7 @@ class AdaptiveNormBound:
         """
         dropped: set[int] = set()
         for name in self._names.get(given.phase, ()):
-            norms = {i: float(v[name].double().norm()) for i, v in received.items() if name in v}
+            norms = {i: norm_of(v[name]) for i, v in received.items() if name in v}
             key = f"{NORM}{given.phase}.{name}"
             known = clients.read(torch.arange(len(clients.last)), key)[key]
             dropped |= self._outliers(name, given.ctx.t, norms, known)
@@ -97,6 +110,8 @@ class AdaptiveNormBound:
         outliers = {i for i, norm in norms.items() if norm > bound}
         acts = len(compared) >= _FEWEST
         for i in sorted(outliers):
+            if acts:
+                self._note(i, f"'{name}' has a norm of {norms[i]:.4g}, over the bound of {bound:.4g}")
             _log.warning(
                 "Anomaly: %s the update of %s in round %d: '%s' has a norm of %.4g, over the bound of %.4g, %g times "
                 "the median of %d norms%s",

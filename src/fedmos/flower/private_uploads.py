@@ -32,8 +32,10 @@ class UploadClipping:
         if not self.private or not self._visible or request.phase is None:
             return reply
         if self._coded:
-            return reply._replace(vectors=clip_decoded(self._algorithm, request.phase, reply.vectors, request.msg))
-        exceeded = exceeded_bound(self._algorithm, request.phase, reply.vectors, request.msg)
+            return reply._replace(
+                vectors=clip_decoded(self._algorithm, request.phase, dict(reply.vectors), request.msg)
+            )
+        exceeded = exceeded_bound(self._algorithm, request.phase, dict(reply.vectors), request.msg)
         if exceeded is not None:
             norm, bound = exceeded
             raise wire.RefusedError(f"its uploads have a norm of {norm:.6g}, over the bound of privacy, {bound:.6g}")

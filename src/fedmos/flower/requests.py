@@ -11,6 +11,7 @@ from torch import Tensor
 from ..algorithm import Vectors
 from ..engine.job import Phase
 from . import wire
+from .members.sources import StateSources
 
 
 class ReplyPolicy(NamedTuple):
@@ -28,12 +29,16 @@ class ReplyPolicy(NamedTuple):
     train_metrics: bool
     compress: bool = False
     """Whether encoded vectors are compressed."""
+    quorum: float = 0.0
+    """The share of clients that must answer a probe of the selector; one client at least."""
+    sources: StateSources = StateSources()
+    """From which of its files each client starts a round."""
 
 
 class Reply(NamedTuple):
-    """The content of a client's reply, on the CPU."""
+    """The content of a client's reply, on the CPU. Large uploads may be on disk; see `upload_spool`."""
 
-    vectors: Vectors
+    vectors: Mapping[str, Tensor]
     numbers: Vectors
 
 
@@ -58,3 +63,5 @@ class Request(NamedTuple):
     """The tensors of a reply that are bytes."""
     counted: bool = True
     """Whether the bytes are part of the run's communication."""
+    undefined: bool = False
+    """Whether numbers may be NaN or infinite, as scores that are not defined."""

@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from ..algorithm import Vectors
+from ..algorithm import Algorithm, Vectors
 from ..core.formatting import format_value
 from ..engine.declaration import Declaration
 from ..engine.job import Phase
 from ..engine.secure_sums import SecureRule, SecureSums, summed_vectors
+from ..privacy.distributed import distributed_noise
 from ..secure import masks, sizes
 from ..secure.client import ClientSession, Member, Secrets
 from . import wire
 from .client_folder import RUN_ID, ClientFolder
+from .client_guard import ClientGuard
+from .request_journal import Question
 from .session_folder import SessionFolder
 
 _MAX_MEMBERS = 10_000
+
+
+class DistributedPart(NamedTuple):
+    """What a client insists on where the noise of a sum is made of the clients' noise."""
+
+    least: int
+    """The least number of clients whose uploads are summed."""
+    admit_release: Callable[[Mapping[str, Any], str], None]
+    """Refuses to reveal a second sum of a phase of a round; see `ClientGuard.admit_release`."""
+
+
+def distributed_part(algorithm: Algorithm, guard: ClientGuard) -> DistributedPart | None:
+    """Return what a client insists on with this algorithm; None without distributed noise."""
+    noise = distributed_noise(algorithm)
+    return None if noise is None else DistributedPart(noise.least, guard.admit_release)
 
 
 class SecureClient:
@@ -32,23 +50,47 @@ class SecureClient:
         rule: How the sums of the client's algorithm become sums of integers, by the client's own configuration.
         client: The client's number.
         folder: The client's folder in the run.
+        distributed: What the client insists on under distributed privacy; None without it.
     """
 
-    def __init__(self, rule: SecureRule, client: int, folder: ClientFolder) -> None:
-        self._rule, self._client, self._folder = rule, client, folder
+    def __init__(
+        self, rule: SecureRule, client: int, folder: ClientFolder, distributed: DistributedPart | None = None
+    ) -> None:
+        self._rule, self._client, self._folder, self._distributed = rule, client, folder, distributed
 
-    def keys(self, header: Mapping[str, Any], declaration: Declaration, phase: Phase, uploads: Vectors) -> Vectors:
-        """Begin a session after local training: keep the integers of the uploads, and return the public keys."""
+    def keys(
+        self, header: Mapping[str, Any], declaration: Declaration, phase: Phase, uploads: Vectors, asked: Question
+    ) -> Vectors:
+        """Begin a session after local training: keep the integers of the uploads, and return the public keys.
+
+        The masks of a session hide one upload only, so its integers are never replaced.
+
+        Raises:
+            wire.RefusedError: If the session has begun with a different request, or has ended.
+        """
         sums = _sums(header, declaration, phase)
+        if self._distributed is not None:
+            self._check_equal_parts(header, sums)
+        session = self._session(header)
+        session.begin()
+        told = {"asked": list(asked), "steps": list(header["steps"]), "factors": list(header["factors"])}
+        session.decide("request", told)
+        if session.has("answer"):
+            raise wire.RefusedError("its session has ended")
+        if not session.has("secrets"):
+            self._keep(header, sums, phase, uploads)
+        return {"keys": _tensor(self._client_session(header, threshold=1).keys())}
+
+    def _keep(self, header: Mapping[str, Any], sums: SecureSums, phase: Phase, uploads: Vectors) -> None:
+        """Store the integers of the uploads, and new secrets that hide them."""
         factors = {
             key: torch.tensor([f], dtype=torch.float64) for key, f in zip(sums.vectors, header["factors"], strict=True)
         }
         integers = sums.encode({name: v[None] for name, v in uploads.items()}, factors)
         layout = {key: [math.prod(shape), sums.bits[key]] for key, shape in sums.shapes.items()}
         self._folder.save_upload(header["round"], {key: integers[key].reshape(-1).cpu() for key in layout})
-        new = {name: v.hex() for name, v in Secrets.new()._asdict().items()} | {"layout": layout}
-        self._session(header).begin(new)
-        return {"keys": _tensor(self._client_session(header, threshold=1).keys())}
+        new = {name: v.hex() for name, v in Secrets.new()._asdict().items()}
+        self._session(header).first("secrets", new | {"layout": layout, "phase": phase})
 
     def answer(self, kind: str, header: Mapping[str, Any], content: RecordDict) -> Vectors:
         """Answer a later request of a session.
@@ -88,6 +130,7 @@ class SecureClient:
         session = self._session(header)
         session.decide("uploaded", {"ids": list(chosen)})
         if not session.has("answer"):
+            self._check_release(header, session, len(chosen))
             members, sharing = self._members(header), session.read("sharing")
             client = self._client_session(header, self._threshold(members))
             answer = client.unmask(members, sharing["ids"], bytes.fromhex(sharing["sealed"]), chosen)
@@ -95,6 +138,23 @@ class SecureClient:
             session.remove("secrets")
             self._folder.drop_upload()
         return bytes.fromhex(session.read("answer")["shares"])
+
+    def _check_equal_parts(self, header: Mapping[str, Any], sums: SecureSums) -> None:
+        """Refuse weights that would single out a client, and other units than those of the noise."""
+        steps = dict(self._rule.steps)
+        expected = [steps[vector.upload] for vector in sums.vectors.values()]
+        if list(header["factors"]) != [1.0] * len(expected) or list(header["steps"]) != expected:
+            raise wire.RefusedError("with distributed noise, all clients have the factor 1 and the units of the noise")
+
+    def _check_release(self, header: Mapping[str, Any], session: SessionFolder, uploads: int) -> None:
+        """Refuse to reveal a sum with too little noise, or a second sum of the same upload."""
+        if self._distributed is None:
+            return
+        if uploads < self._distributed.least:
+            raise wire.RefusedError(
+                f"the sum is over {uploads} clients, and the noise is that of {self._distributed.least} at least"
+            )
+        self._distributed.admit_release(header, session.read("secrets")["phase"])
 
     def _session(self, header: Mapping[str, Any]) -> SessionFolder:
         if not RUN_ID.fullmatch(header["session"]):

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ..storage.files import create_file
 from .wire import RefusedError
 
 _FOLDER = "secure"
@@ -29,29 +30,19 @@ class SessionFolder:
     def __init__(self, path: Path, session: str) -> None:
         self._all, self._path = path / _FOLDER, path / _FOLDER / session
 
-    def begin(self, secrets: dict[str, Any]) -> dict[str, Any]:
-        """Begin the session and end all others; returns its secrets: those stored if it has begun already."""
+    def begin(self) -> None:
+        """Begin the session, unless it has begun already, and end all others."""
         self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
         for other in self._all.iterdir():
             if other != self._path:
                 shutil.rmtree(other, ignore_errors=True)
-        return self.first("secrets", secrets)
 
     def first(self, name: str, content: dict[str, Any]) -> dict[str, Any]:
         """Store content under a name unless there is some; returns what is stored."""
-        target, new = self._path / name, self._path / f".{name}.{os.getpid()}"
         try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(new, target)  # fails if there is one, whole at once if not
-        except FileExistsError:
-            pass
+            create_file(self._path / name, json.dumps(content).encode(), f".{os.getpid()}", 0o600)
         except FileNotFoundError:
             raise RefusedError("the client has no such session, or began another one since") from None
-        finally:
-            new.unlink(missing_ok=True)
         return self.read(name)
 
     def decide(self, name: str, content: dict[str, Any]) -> None:

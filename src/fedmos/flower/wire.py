@@ -9,6 +9,8 @@ declares.
 
 from __future__ import annotations
 
+import math
+import warnings
 import zlib
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
@@ -16,27 +18,36 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch import Tensor
 
 from ..algorithm import Vectors
 from ..core.formatting import format_value, one_line
+from .client_errors import ClientErrorCode
 
 PROTOCOL = 1
 RAW = "fedmos.raw"
 """The serialisation type of arrays: little-endian numbers without a header."""
 DEFLATED = "fedmos.deflated"
 """The serialisation type of coded vectors whose bytes are compressed by zlib."""
+LARGE = 2**22
+"""Bytes from which on a vector is not copied where that can be avoided."""
+_AT_ONCE = 2**20
+"""Numbers of a vector that are examined at once."""
 _LEVEL = 1
 """Higher levels of zlib take several times as long and save a few hundredths more of encoded vectors."""
 
 HELLO, LOSSES, GRADIENTS = "query.hello", "query.losses", "query.gradients"
 PREPARE, TRAIN, EVALUATE = "train.prepare", "train.work", "evaluate.loss"
+SCORES = "evaluate.own"
+"""Evaluation of a client on its own test samples."""
 REPORT, UPLOAD = "train.report", "train.upload"
 """Training in two messages, where the selector chooses between them: the reports first, the upload if asked."""
 
 KEYS, SHARES, MASKED, UNMASK = "train.keys", "train.shares", "train.masked", "train.unmask"
 """Secure aggregation: training and public keys, encrypted shares, the masked upload, the shares that unmask the sum."""
+
+MAX_WIDTH = 10**7
+"""The largest 'width' of a request: for how many samples of another client a client makes its own work as wide."""
 
 COMPATIBILITY_HASH = "agreement"
 """Header field of the compatibility hash; its name is part of protocol 1."""
@@ -53,6 +64,8 @@ _JOB = {
     "reports": str,
     "keep": bool,
 }
+_STORED = {"stored": str, "restart": str}
+_JOB |= _STORED
 _SESSION: dict[str, type] = {"session": str, "members": str}
 _DOWN: dict[str, dict[str, type]] = {
     HELLO: {},
@@ -63,6 +76,7 @@ _DOWN: dict[str, dict[str, type]] = {
     REPORT: _JOB,
     UPLOAD: {"reports": str},
     EVALUATE: {},
+    SCORES: {"lr": float, "last_lr": float, "N": int, "S": int, "p": float, "last": int} | _STORED,
     KEYS: _JOB | {"phase": str, "session": str, "steps": list, "factors": list},
     SHARES: _SESSION,
     MASKED: _SESSION,
@@ -80,7 +94,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class RefusedError(ValueError):
-    """A received message is invalid; the text gives the reason."""
+    """A received message is invalid; the text gives the reason. A client sends the code only."""
+
+    def __init__(self, text: str, code: ClientErrorCode = ClientErrorCode.INVALID_REQUEST) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def header_down(kind: str, content: RecordDict) -> dict[str, Any]:
@@ -105,16 +123,22 @@ def compose(
 
 
 def pack(tensors: Mapping[str, Tensor], compress: bool = False) -> ArrayRecord:
-    """Serialise named tensors; with `compress`, encoded ones are compressed where that makes them shorter."""
-    arrays = {}
+    """Serialise named tensors; with `compress`, encoded ones are compressed where that makes them shorter.
+
+    The result shares the memory of large tensors.
+    """
+    record = ArrayRecord()
     for name, v in tensors.items():
         values = v.detach().cpu().contiguous().numpy()
-        little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        data, stype = little_endian.tobytes(), RAW
+        little_endian: Any = values.astype(values.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8)
+        data: Any = memoryview(little_endian) if little_endian.nbytes >= LARGE else little_endian.tobytes()
+        stype = RAW
         if compress and v.dtype == torch.uint8 and len(shorter := zlib.compress(data, _LEVEL)) < len(data):
             data, stype = shorter, DEFLATED
-        arrays[name] = Array(dtype=_dtype_name(v.dtype), shape=tuple(v.shape), stype=stype, data=data)
-    return ArrayRecord(arrays)
+        array = Array(dtype=_dtype_name(v.dtype), shape=tuple(v.shape), stype=stype, data=b"")
+        array.data = data
+        record[name] = array
+    return record
 
 
 def vectors_in(content: RecordDict, shapes: Shapes, dtype: torch.dtype, coded: Container[str] = ()) -> Vectors:
@@ -155,16 +179,29 @@ def overhead(content: RecordDict) -> int:
                 {name: Array(a.dtype, a.shape, a.stype, bytes([n % 256])) for n, (name, a) in enumerate(record.items())}
             )
             data += len(record)
-    return sum(len(part.deflate()) for part in get_all_nested_objects(light).values()) - data
+    return sum(len(part.deflate()) for part in _nested_objects(light).values()) - data
+
+
+def _nested_objects(part: Any) -> dict[str, Any]:
+    """Return a record and the objects in it, by their id: Flower sends equal objects once."""
+    found = {part.object_id: part}
+    for child in (part.children or {}).values():
+        found |= _nested_objects(child)
+    return found
 
 
 def check_finite(tensors: Vectors, norm_bound: float | None = None) -> None:
     """Refuse tensors with a non-finite value, or with a norm over the bound."""
     for name, v in tensors.items():
-        if not bool(v.isfinite().all()):
+        if not all(bool(part.isfinite().all()) for part in v.flatten().split(_AT_ONCE)):
             raise RefusedError(f"'{name}' is not finite")
-        if norm_bound is not None and (norm := float(v.double().norm())) > norm_bound:
+        if norm_bound is not None and (norm := norm_of(v)) > norm_bound:
             raise RefusedError(f"'{name}' has a norm of {norm:.4g}, over the bound of {norm_bound:.4g}")
+
+
+def norm_of(v: Tensor) -> float:
+    """Return the Euclidean norm of a tensor, in float64, without a copy of all of it."""
+    return math.sqrt(sum(float(part.double().square().sum()) for part in v.detach().flatten().split(_AT_ONCE)))
 
 
 def check_equal(header: Mapping[str, Any], **expected: Any) -> None:
@@ -219,7 +256,10 @@ def _tensor(name: str, array: Array, shape: tuple[int, ...], dtype: torch.dtype)
     if len(data) != size:
         raise RefusedError(f"'{name}' must have {size} bytes, got {len(data)}")
     values = np.frombuffer(data, dtype=little_endian).reshape(shape)
-    return torch.from_numpy(values.astype(little_endian.newbyteorder("=")))
+    with warnings.catch_warnings():
+        # The tensor shares the memory of the message, which is read-only: nothing changes received tensors in place.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(values.astype(little_endian.newbyteorder("="), copy=False))
 
 
 def _inflated(name: str, data: bytes, size: int) -> bytes:

@@ -66,10 +66,8 @@ def replace_convolutions(model: nn.Module, precision: str | None) -> None:
     """Replace the supported convolutions of `model` in place."""
     new: dict[int, CohortConv2d] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is nn.Conv2d and module.groups == 1 and is_square(module):
-            parent, _, child = name.rpartition(".")
-            layer = new.setdefault(id(module), CohortConv2d(module, precision))
-            setattr(model.get_submodule(parent), child, layer)
+        if name and type(module) is nn.Conv2d and module.groups == 1 and is_square(module):
+            model.set_submodule(name, new.setdefault(id(module), CohortConv2d(module, precision)))
 
 
 def is_square(layer: nn.Conv2d) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
@@ -32,6 +32,7 @@ class Operator:
         self.name = f"fedmos::{name}"
 
     def __call__(self, function: Function) -> Operator:
+        function.__annotations__ = get_type_hints(function)  # PyTorch 2.6 does not know the names of types
         torch.library.define(self.name, torch.library.infer_schema(function, mutates_args=()))
         torch.library.impl(self.name, "CompositeExplicitAutograd", function)
         return self

@@ -46,9 +46,8 @@ def _max_pool(x: Tensor, k: int) -> Tensor:
 def replace_pooling(model: nn.Module) -> None:
     """Replace the supported pooling layers of `model` in place."""
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if type(module) is nn.MaxPool2d and _is_supported(module):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, CohortMaxPool2d(_side(module.kernel_size)))
+        if name and type(module) is nn.MaxPool2d and _is_supported(module):
+            model.set_submodule(name, CohortMaxPool2d(_side(module.kernel_size)))
 
 
 def _is_supported(layer: nn.MaxPool2d) -> bool:

@@ -1,4 +1,4 @@
-"""Canary exposure: samples with a random wrong label, planted at clients, and what the model remembers of them."""
+"""Canary exposure: samples with a random wrong label, planted at clients, and what the model memorises of them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Canaries:
 
     Args:
         count: The number of canaries, at as many clients where there are enough.
-        references: The number of samples made alike that nobody trains on.
+        references: The number of samples made alike that no client trains on.
         copies: How often a client has its canary among its samples.
         seed: Seed of the draw of inputs, labels and clients.
 

@@ -13,7 +13,7 @@ from ..core.validation import below_one, check, non_negative, positive
 from .optimizer import LocalOptimizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Adam(LocalOptimizer):
     """Adam (Kingma & Ba, ICLR 2015) as `torch.optim.Adam`, with weight decay λ as an L2 penalty.
 
@@ -60,7 +60,7 @@ class Adam(LocalOptimizer):
         return m_hat / (v_hat.sqrt() + self.eps), {"m": m, "v": v, "t": t}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AdamW(Adam):
     """AdamW (Loshchilov & Hutter, ICLR 2019) as `torch.optim.AdamW`: Adam with decoupled weight decay λ.
 

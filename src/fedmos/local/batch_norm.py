@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Reduce, Vectors
 from ..core.composition import recast, subclass
+from ..core.method_checks import check_pair
 from ..core.statistics_layout import AFFINE, CLIENT_MODES, STATISTICS, BatchNormMode, StatisticsLayout, affine_slices
 
 
@@ -145,13 +146,19 @@ class _WithBatchNorm(Algorithm):
         return super().begin(y, c, grad)
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
-        uploads, own = super().finish(y, s, c, grad)
+        got: Any = super().finish(y, s, c, grad)
+        check_pair(self, "finish", got)
+        uploads, own = got
+        if not isinstance(uploads, dict):
+            return got  # type: ignore[no-any-return]  # the engine refuses it
         kept = {STATISTICS: cast(_TrackingGradient, grad).statistics} if self._batch_norm.statistics else {}
         kept |= {AFFINE: self._batch_norm.take(y)} if self._batch_norm.affine else {}
         return uploads | kept, own | kept
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        x, new = super().server(x, state, agg, ctx)
+        got: Any = super().server(x, state, agg, ctx)
+        check_pair(self, "server", got)
+        x, new = got
         averages = {name: agg[name] for name, _ in self._batch_norm.fields}
         return self._with_average(x, averages), new | averages
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Layers, Reduce, Vectors
-from ..core.composition import recast, subclass
+from ..core.composition import is_pair, recast, subclass, without
+from ..core.method_checks import check_direction, check_pair, unchanged
+from ..core.validation import suggest
 from .chain import Local, check_chain, optimizers_of
 from .optimizer import LocalOptimizer
 
@@ -69,6 +70,18 @@ def _composed_class(kind: type[Algorithm], optimizers: tuple[LocalOptimizer, ...
     return subclass(kind, _Composed, _local_chain=links, _local_base=kind)
 
 
+class OptimizerState(dict[str, Tensor]):
+    """The argument `s` of `update`. Reading an unknown name is an error that lists the declared ones."""
+
+    def __init__(self, optimizer: LocalOptimizer, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self._owner = type(optimizer).__name__
+
+    def __missing__(self, name: Any) -> NoReturn:
+        declared = f"{', '.join(self) or 'nothing'}{suggest(str(name), self)}"
+        raise ValueError(f"{self._owner}: there is no s[{name!r}]; 'state' declares {declared}")
+
+
 class OptimizerLink(NamedTuple):
     """An optimiser in a chain, and the prefix of its state's names in the algorithm."""
 
@@ -101,8 +114,10 @@ class OptimizerLink(NamedTuple):
 
     def update(self, d: Tensor, y: Tensor, s: Vectors, lr: Tensor, layers: Layers) -> tuple[Tensor, Vectors]:
         """Transform the direction; the state has the algorithm's names."""
-        own = {name: s[self.prefix + name] for name, _ in map(_name_and_shape, self.optimizer.state)}
-        got = self.optimizer.update(d, y, own, lr, layers)
+        names = [name for name, _ in map(_name_and_shape, self.optimizer.state)]
+        own = OptimizerState(self.optimizer, {name: s[self.prefix + name] for name in names})
+        with unchanged(self.optimizer, "update", {"d": d, "y": y, "s": own}):
+            got = self.optimizer.update(d, y, own, lr, layers)
         _check_update(self.optimizer, got, y, own)
         return got[0], {self.prefix + name: v for name, v in got[1].items()}
 
@@ -135,46 +150,44 @@ class _Composed(Algorithm):
         return {**self._local_alone().reduce, **{name: (name, "avg") for name, _ in self._local_averaged()}}
 
     def broadcast(self, x: Tensor, state: Vectors, ctx: Context) -> Vectors:
-        return super().broadcast(x, state, ctx) | _select(state, self._local_averaged())
+        message = super().broadcast(x, state, ctx)
+        if not isinstance(message, dict):
+            return message  # the engine refuses it
+        return message | _select(state, self._local_averaged())
 
     def begin(self, y: Tensor, c: ClientContext, grad: Gradient) -> Vectors:
         s = super().begin(y, c, grad)
+        if not isinstance(s, dict):
+            return s  # the engine refuses it
         for link in self._local_chain:
             given = c.own if link.optimizer.keep else c.msg if link.optimizer.average else None
             s = s | link.initial(y, c.layers, given)
         return s
 
     def step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> tuple[Tensor, Vectors]:
-        before = y._version
-        got: Any = self.direction(y, _without(s), c, grad, k)
-        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
-            raise ValueError(
-                f"{type(self).__name__}: 'direction' must return a tensor and a dictionary of tensors, got "
-                f"{type(got).__name__}"
-            )
-        if not isinstance(got[0], Tensor) or got[0].shape[-1:] != y.shape[-1:]:
-            what = f"a tensor of shape {tuple(got[0].shape)}" if isinstance(got[0], Tensor) else repr(got[0])
-            raise ValueError(
-                f"{type(self).__name__}: 'direction' must return a direction of shape {tuple(y.shape)}, got {what}"
-            )
+        alone = without(s, PREFIX)
+        with unchanged(self, "direction", {"y": y, "s": alone}):
+            got: Any = self.direction(y, alone, c, grad, k)
+        check_pair(self, "direction", got)
+        check_direction(self, got[0], y)
         d, s_next = got[0].expand_as(y), got[1]
         for link in self._local_chain:
             d, state = link.update(d, y, s, c.lr, c.layers)
             s_next = s_next | state
-        if y._version != before:
-            raise ValueError(
-                f"{type(self).__name__}: 'direction' and local optimisers must not change y in place (y -= …, add_, "
-                "v[i] = …); use a new tensor (y = y - …) or a clone"
-            )
         return y - c.lr * d, s_next
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
-        uploads, own = super().finish(y, _without(s), c, grad)
+        got: Any = super().finish(y, without(s, PREFIX), c, grad)
+        check_pair(self, "finish", got)
+        uploads, own = got
+        if not isinstance(uploads, dict):
+            return got  # type: ignore[no-any-return]  # the engine refuses it
         return uploads | _select(s, self._local_averaged()), own | _select(s, self._local_kept())
 
     def server(self, x: Tensor, state: Vectors, agg: Vectors, ctx: Context) -> tuple[Tensor, Vectors]:
-        x, new = super().server(x, state, agg, ctx)
-        return x, new | _select(agg, self._local_averaged())
+        got: Any = super().server(x, state, agg, ctx)
+        check_pair(self, "server", got)
+        return got[0], got[1] | _select(agg, self._local_averaged())
 
     def gradient_estimate(self, x: Tensor, state: Vectors, ctx: Context, K: float) -> Tensor | None:
         return None  # the algorithm's own estimate takes steps for gradients times η
@@ -196,14 +209,6 @@ def _select(vectors: Vectors, fields: list[tuple[str, Any]]) -> Vectors:
     return {name: vectors[name] for name, _ in fields}
 
 
-def _without(s: Vectors) -> Vectors:
-    """Return what belongs to the algorithm itself."""
-    own = copy.copy(s)  # of the engine's class, which names unknown names
-    for name in [name for name in s if name.startswith(PREFIX)]:
-        del own[name]
-    return own
-
-
 def _name_and_shape(field: Field) -> tuple[str, Any]:
     """Return the name, and the shape as a tuple or "layers": an int has another meaning in `server_state`."""
     if isinstance(field, str):
@@ -222,7 +227,7 @@ def _column(shape: Any, layers: Layers) -> tuple[int, ...]:
 def _check_update(optimizer: LocalOptimizer, got: Any, y: Tensor, s: Vectors) -> None:
     """Check what `update` returned."""
     owner = type(optimizer).__name__
-    if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], Tensor) and isinstance(got[1], dict)):
+    if not (is_pair(got) and isinstance(got[0], Tensor)):
         kind = type(got).__name__
         raise ValueError(f"{owner}: 'update' must return a direction and a dictionary of state, got {kind}")
     d, new = got

@@ -17,7 +17,7 @@ _EPS = 1e-7
 """The smallest norm that a matrix is divided by."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Muon(LocalOptimizer):
     """Muon (Jordan et al., 2024) as `torch.optim.Muon`, with momentum μ and decoupled weight decay λ.
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..algorithm import Field, Layers, Vectors
+from ..core.equality import EqualByFields
 from ..core.validation import boolean, check
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalOptimizer:
+class LocalOptimizer(EqualByFields):
     """Base class of local optimisers: a direction in, a direction out.
 
     In each local step the algorithm gives a direction d, by default the gradient. The optimiser makes d' of it, and the

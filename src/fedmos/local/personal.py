@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Layers, Vectors
-from ..core.composition import recast, subclass
+from ..core.composition import is_pair, recast, subclass, without
+from ..core.method_checks import check_direction, check_pair, unchanged
 from ..core.personal_parameters import PERSONAL, Personal, personal_names
 from .compose import OptimizerLink, chain_of
 
@@ -162,18 +163,31 @@ class _WithPersonal(Algorithm):
         if k < part.steps:
             return y, s | self._personal_step(grad(join(y, v))[..., y.shape[-1] :], v, s, c)
         shared = _PersonalGradient(grad, v, y)
-        got: Any = super().step(y, _without(s), self._personal_context(c), shared, k - part.steps)
-        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
+        alone = without(s, _PREFIX, PERSONAL)
+        got = self._personal_shared_step(y, alone, self._personal_context(c), shared, k - part.steps)
+        if not is_pair(got):
             return got  # type: ignore[no-any-return]  # the engine refuses it
         if part.steps:
             return got[0], got[1] | own
         g = grad(join(y, v))[..., y.shape[-1] :] if shared.own is None else shared.own
         return got[0], got[1] | own | self._personal_step(g, v, s, c)
 
+    def _personal_shared_step(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient, k: int) -> Any:
+        """Perform the algorithm's own step; errors name `direction` where the algorithm defines that."""
+        if self._personal_base.step is not Algorithm.step:
+            return super().step(y, s, c, grad, k)
+        with unchanged(self, "direction", {"y": y, "s": s}):
+            got: Any = self.direction(y, s, c, grad, k)
+        check_pair(self, "direction", got)
+        check_direction(self, got[0], y)
+        return y - c.lr * got[0], got[1]
+
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         v = s[PERSONAL]
-        got: Any = super().finish(y, _without(s), self._personal_context(c), _PersonalGradient(grad, v))
-        if not (isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], dict)):
+        got: Any = super().finish(
+            y, without(s, _PREFIX, PERSONAL), self._personal_context(c), _PersonalGradient(grad, v)
+        )
+        if not is_pair(got):
             return got  # type: ignore[no-any-return]  # the engine refuses it
         return got[0], got[1] | {PERSONAL: v} | {name: s[name] for name, _ in self._personal_kept()}
 
@@ -227,11 +241,3 @@ def join(y: Tensor, v: Tensor) -> Tensor:
     """Return shared and personal parameters as one vector, (…, D + P)."""
     rows = torch.broadcast_shapes(y.shape[:-1], v.shape[:-1])
     return torch.cat([y.expand(*rows, -1), v.expand(*rows, -1)], dim=-1)
-
-
-def _without(s: Vectors) -> Vectors:
-    """Return what belongs to the algorithm itself."""
-    own = copy.copy(s)  # of the engine's class, which names unknown names
-    for name in [name for name in s if name == PERSONAL or name.startswith(_PREFIX)]:
-        del own[name]
-    return own

@@ -12,7 +12,7 @@ from ..core.validation import boolean, check, non_negative
 from .optimizer import LocalOptimizer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SGD(LocalOptimizer):
     """SGD as `torch.optim.SGD`, with momentum μ and weight decay λ.
 

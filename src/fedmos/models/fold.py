@@ -73,9 +73,8 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
 
 
 def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
     layer.train(model.get_submodule(name).training)
-    setattr(model.get_submodule(parent), child, layer)
+    model.set_submodule(name, layer)
 
 
 def _foldable(model: nn.Module) -> list[tuple[str, str]]:

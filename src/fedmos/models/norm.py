@@ -63,6 +63,5 @@ def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
         norm.train(module.training)
         if not name:
             return norm
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, norm)
+        model.set_submodule(name, norm)
     return model

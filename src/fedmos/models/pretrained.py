@@ -48,9 +48,10 @@ def mobilenet_v2(
         ValueError: If `weights` does not fit the model.
 
     Example:
-        ```python
-        model = fm.models.mobilenet_v2(classes=2028, weights="mobilenet_v2_1.0_224")
-        ```
+        >>> model = fm.models.mobilenet_v2(classes=2028, weights="mobilenet_v2_1.0_224")  # doctest: +SKIP
+        >>> model = fm.models.mobilenet_v2(classes=10)
+        >>> sum(p.numel() for p in model.parameters())
+        2236682
     """
     config = {"depth_multiplier": depth_multiplier, "classifier_dropout_prob": 0.2 * dropout}
     return convert_batchnorm(_classifier("mobilenet_v2", "MobileNetV2", config, classes, weights, seed))
@@ -88,9 +89,10 @@ def vit_b16(
         ValueError: If `weights` does not fit the model.
 
     Example:
-        ```python
-        model = fm.models.vit_b16(classes=1203, weights="vit-base-patch16-224")
-        ```
+        >>> model = fm.models.vit_b16(classes=1203, weights="vit-base-patch16-224")  # doctest: +SKIP
+        >>> model = fm.models.vit_b16(classes=10, image_size=32, layers=2, width=64, heads=4)
+        >>> model(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 10])
     """
     config = {
         "image_size": image_size,

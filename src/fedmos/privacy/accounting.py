@@ -59,8 +59,8 @@ def epsilon(
     """
     require("epsilon", "noise_multiplier", noise_multiplier, positive)
     _check("epsilon", rounds, delta, clients, mechanism)
-    asked = _Question(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
-    return asked.account(noise_multiplier).epsilon(rounds)
+    run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
+    return run.account(noise_multiplier).epsilon(rounds)
 
 
 def plan(
@@ -105,12 +105,12 @@ def plan(
     """
     require("plan", "epsilon", epsilon, positive)
     _check("plan", rounds, delta, clients, mechanism)
-    asked = _Question(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
-    asked.account(_MOST_NOISE)  # refuses what no noise helps
+    run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
+    run.account(_MOST_NOISE)  # refuses what no noise helps
 
     def enough(noise: float) -> bool:
         try:
-            return asked.account(noise).epsilon(rounds) <= epsilon
+            return run.account(noise).epsilon(rounds) <= epsilon
         except TooLittleNoise:
             return False
 
@@ -128,8 +128,8 @@ def plan(
     return high
 
 
-class _Question(NamedTuple):
-    """A run without its noise."""
+class _RunWithoutNoise(NamedTuple):
+    """The run to account for, without its noise multiplier."""
 
     mechanism: str
     delta: float

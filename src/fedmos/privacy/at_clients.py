@@ -11,12 +11,11 @@ from functools import cache
 
 from torch import Tensor
 
-from .. import rng
 from ..algorithm import Algorithm, ClientContext, Gradient, Vectors
-from ..core.composition import recast, subclass
-from .clipping import Clipped, is_pair
+from ..core.composition import is_pair_of_dicts, recast, subclass
+from .client_noise import NoisyAtClients
+from .clipping import Clipped
 from .local import Local
-from .noise import noise_key
 from .sums import PrivateSums, check_uploads, upload_groups
 
 
@@ -43,7 +42,7 @@ def _noisy_class(kind: type[Algorithm], sums: PrivateSums) -> type[Algorithm]:
     return subclass(kind, _NoisyUploads, _privacy_sums=sums, _privacy_base=kind)
 
 
-class _NoisyUploads(Clipped):
+class _NoisyUploads(Clipped, NoisyAtClients):
     """The methods in which an algorithm with noisy uploads differs from the algorithm alone."""
 
     def prepare(self, c: ClientContext, grad: Gradient) -> Vectors:
@@ -52,7 +51,7 @@ class _NoisyUploads(Clipped):
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         finished = super().finish(y, s, c, grad)
-        if not is_pair(finished):
+        if not is_pair_of_dicts(finished):
             return finished
         uploads, own = self._privacy_noisy("train", finished[0], c), finished[1]
         if self._privacy_base.delivered is Algorithm.delivered:
@@ -62,7 +61,7 @@ class _NoisyUploads(Clipped):
     def delivered(self, upload: Vectors, own: Vectors, c: ClientContext) -> tuple[Vectors, Vectors]:
         delivered = super().delivered(upload, own, c)
         # Numbers stay as they are: computed again, they might tell more than the noisy ones.
-        return (upload, delivered[1]) if is_pair(delivered) else delivered
+        return (upload, delivered[1]) if is_pair_of_dicts(delivered) else delivered
 
     def _privacy_noisy(self, phase: str, uploads: Vectors, c: ClientContext) -> Vectors:
         """Return the uploads of each client with its noise."""
@@ -73,6 +72,6 @@ class _NoisyUploads(Clipped):
         for group, vectors in self._privacy_vectors(phase, uploads, c):
             for name, v in vectors.items():
                 count = v.shape[c.K.ndim - 1 :].numel()
-                noise = rng.normal(noise_key(c.key, phase, name), count).view(v.shape)
+                noise = self._privacy_client_noise.normal(c.key, phase, name, count).view(v.shape)
                 noisy[name] = v + (z * math.sqrt(len(groups)) * group.bound * noise).to(v)
         return noisy

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Field, Gradient, Vectors
-from ..core.composition import recast
+from ..core.composition import is_pair_of_dicts, recast
 from .sums import BELOW, Group, PrivateSums
 
 _BLOCK = 4096
@@ -29,7 +29,7 @@ class Clipped(Algorithm):
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         finished: Any = super().finish(y, s, c, grad)
-        if not is_pair(finished):
+        if not is_pair_of_dicts(finished):
             return finished  # type: ignore[no-any-return]  # the engine refuses it
         uploads, own = finished
         clipped, more = self._privacy_clip("train", uploads, c), self._privacy_more(uploads, c)
@@ -38,7 +38,7 @@ class Clipped(Algorithm):
             return clipped | more, own
         # The client's state follows what the server gets. Numbers are computed again, so the norm is bounded again.
         delivered = super().delivered(clipped, own, c)
-        if not is_pair(delivered):
+        if not is_pair_of_dicts(delivered):
             return delivered
         return self._privacy_clip("train", delivered[0], c) | more, own | delivered[1]
 
@@ -108,8 +108,3 @@ def _axes(declared: Sequence[Field]) -> dict[str, int]:
         name: max(1, len(shape)) if isinstance(shape, tuple) else 1
         for name, shape in ((field, "D") if isinstance(field, str) else field for field in declared)
     }
-
-
-def is_pair(v: Any) -> bool:
-    """Return whether a method returned two dictionaries."""
-    return isinstance(v, tuple) and len(v) == 2 and all(isinstance(part, dict) for part in v)

@@ -88,8 +88,10 @@ class Grid(NamedTuple):
             TooLittleNoise: If the noise of a client has less than one unit.
         """
         own = noise / math.sqrt(least)
+        # Rounding adds at most a unit per client, and much less than the noise, if there is some.
+        units = 2 ** (bits - 1) - 1 - (0 if own else clients)
         needed = max(
-            (clients * clip + _TAIL * own * math.sqrt(clients)) / (2 ** (bits - 1) - 1),
+            (clients * clip + _TAIL * own * math.sqrt(clients)) / max(1, units),
             (clip + _TAIL * own) / _MOST_UNITS,
             own / _MOST_SCALE,
         )
@@ -99,9 +101,9 @@ class Grid(NamedTuple):
                 f"Cannot add noise of {own:.3g} in units of {step:.3g}, the finest that {bits} bits permit for "
                 f"{clients} clients; use a larger 'bits' of fm.aggregation.Secure, or a larger 'noise_multiplier'"
             )
-        units = clip / step
-        rounded = math.sqrt(units**2 + size / 4 + _SLACK * (units + math.sqrt(size) / 2))
-        return cls(step, own / step, min(units + math.sqrt(size), rounded), size)
+        bound = clip / step
+        rounded = math.sqrt(bound**2 + size / 4 + _SLACK * (bound + math.sqrt(size) / 2))
+        return cls(step, own / step, min(bound + math.sqrt(size), rounded), size)
 
 
 def concentrated_loss(grids: Sequence[Grid], clients: int, least: int) -> float:
@@ -135,8 +137,12 @@ def discrete_gaussian(key: Tensor, count: int, scale: float) -> Tensor:
         count: How many integers per key.
         scale: The scale, up to 4096.
     """
-    words = rng.words(key, count)
-    table = _table(scale).to(key.device)
+    return discrete_gaussian_of(rng.words(key, count), scale)
+
+
+def discrete_gaussian_of(words: Tensor, scale: float) -> Tensor:
+    """Return the integers that uniform 64-bit numbers stand for; see `discrete_gaussian`."""
+    table = _table(scale).to(words.device)
     size = torch.searchsorted(table, rng.uniform(words), right=True)
     return torch.where((words & 1) == 0, size, -size)
 

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Vectors
-from ..core.composition import recast, subclass
-from .clipping import is_pair, norm
-from .compose import NoisySums
-from .discrete import DiscreteGaussian, Grid, concentrated_loss, discrete_gaussian, rounded
+from ..core.composition import is_pair_of_dicts, recast, subclass
+from .client_noise import NoisyAtClients
+from .clipping import norm
+from .discrete import DiscreteGaussian, Grid, concentrated_loss, discrete_gaussian_of, rounded
 from .noise import noise_key
+from .noisy_sums import NoisySums
 from .sums import PrivateSums, private_sums
 
 
@@ -115,7 +116,7 @@ def _distributed_class(kind: type[Algorithm], sums: PrivateSums, noise: Distribu
     return subclass(kind, _Distributed, _privacy_sums=sums, _privacy_base=kind, _privacy_distributed=noise)
 
 
-class _Distributed(NoisySums):
+class _Distributed(NoisySums, NoisyAtClients):
     """An algorithm whose clients add the noise of the sums."""
 
     _privacy_distributed: ClassVar[DistributedSums]
@@ -128,7 +129,7 @@ class _Distributed(NoisySums):
 
     def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
         finished = super().finish(y, s, c, grad)
-        if not is_pair(finished):
+        if not is_pair_of_dicts(finished):
             return finished
         return self._privacy_integers("train", finished[0], c), finished[1]
 
@@ -148,8 +149,8 @@ class _Distributed(NoisySums):
             for name, v in scaled.items():
                 units = torch.where(long, v.trunc(), integers[name])
                 if grid.scale > 0:
-                    noise = discrete_gaussian(noise_key(c.key, phase, name), v.shape[-1], grid.scale)
-                    units = units + noise
+                    words = self._privacy_client_noise.words(c.key, phase, name, v.shape[-1])
+                    units = units + discrete_gaussian_of(words, grid.scale)
                 found[name] = (grid.step * units).view(vectors[name].shape).to(vectors[name])
         return found
 

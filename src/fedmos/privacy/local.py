@@ -11,8 +11,8 @@ from .mechanism import Mechanism
 class Local(Mechanism):
     """Local differential privacy: each client clips its uploads and adds noise before it sends them.
 
-    Nobody has to be trusted: what a client sends in all its rounds is (ε, δ)-differentially private for any change of
-    its data, whoever sees it. The noise of each client has standard deviation `noise_multiplier` · `clip`, so that of
+    No party has to be trusted: what a client sends in all its rounds is (ε, δ)-differentially private for any change of
+    its data. The noise of each client has standard deviation `noise_multiplier` · `clip`, so that of
     a sum over n clients has √n times as much. Codecs (`uplink`) apply to the noisy uploads. Weights, aggregation rules
     and the server's step are those of a run without privacy. See docs/privacy.md.
 

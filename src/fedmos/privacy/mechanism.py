@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.equality import EqualByFields
 from ..core.formatting import format_value
 from ..core.validation import LARGE, Rule, check, non_negative, none, positive, require
 
@@ -13,7 +14,7 @@ _probability = Rule("in (0, 1)", lambda v: positive.test(v) and v < 1)
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Mechanism(EqualByFields):
     """What all mechanisms have in common: uploads are clipped, and noise is added.
 
     Args:

@@ -30,7 +30,7 @@ class Noise(Protocol):
 
 
 class SeededNoise:
-    """Noise from the random streams of a run, which whoever knows the seed can compute: for simulations."""
+    """Noise from the random streams of a run, which anyone who knows the seed can compute: for simulations."""
 
     def normal(self, count: int, ctx: Context, phase: str, upload: str) -> Tensor:
         return rng.normal(noise_key(ctx.key, phase, upload), count)
@@ -69,7 +69,7 @@ def add_noise(noise: Noise, total: Tensor, std: Tensor | float, ctx: Context, ph
 
 
 class SecretStreams(NamedTuple):
-    """The random numbers of a private deployment, which nobody can compute from the run's seed."""
+    """The random numbers of a private deployment, which cannot be computed from the run's seed."""
 
     noise: Noise
     cohort_seed: Callable[[int], int]

@@ -1,4 +1,4 @@
-"""The amplification of privacy by the sampling of clients: what each selector really gives."""
+"""How much each selector amplifies privacy by sampling clients."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def sampling_of(
 
 
 def private_selector(selector: Selector) -> Selector:
-    """Return the selector whose cohorts the accountant assumes: `Bernoulli` does not redraw if nobody takes part."""
+    """Return the selector whose cohorts the accountant assumes: `Bernoulli` does not redraw if no client takes part."""
     return PoissonSampling(rate=selector.rate) if isinstance(selector, Bernoulli) else selector
 
 

@@ -23,7 +23,7 @@ class ReportSource:
     results: list[MethodResult]
     target: Target | None
     given: Target | None = None
-    """The target of a run from Python, which one that the user asks for replaces."""
+    """The target of a run from Python, which the option of the user replaces."""
     data: DataConfig | None
     """None for a run from Python, whose folder does not record how its data were made."""
     text: str
@@ -41,12 +41,12 @@ class ReportSource:
     """The data of the first seed, if they are in memory."""
 
 
-def common_target(sources: list[ReportSource], asked: Target | None, option: str = "--target") -> Target | None:
+def common_target(sources: list[ReportSource], requested: Target | None, option: str = "--target") -> Target | None:
     """Return the target of all sources; raise an error if there are several. `option` names that of the user."""
-    targets = [(source.folder, source.target or (source.given if asked is None else None)) for source in sources]
+    targets = [(source.folder, source.target or (source.given if requested is None else None)) for source in sources]
     given = [(f"{folder} is to reach", target) for folder, target in targets if target is not None]
-    if asked is not None:
-        given.append((f"{option} asks for", asked))
+    if requested is not None:
+        given.append((f"{option} asks for", requested))
     for words, target in given[1:]:
         if target != given[0][1]:
             (metric, value), (other, level) = given[0][1], target

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..experiments.seed_statistics import MethodResult
+from ..experiments.seed_statistics import MethodResult, trains_alone
 
 _POINTS = 101
 _BINS = 20
@@ -119,4 +119,4 @@ def _measured(result: MethodResult) -> dict[int, dict[str, Any]]:
 
 
 def _is_local(result: MethodResult) -> bool:
-    return any(str(info.get("algorithm", "")).startswith("LocalOnly(") for info in result.infos.values())
+    return any(map(trains_alone, result.infos.values()))

@@ -48,9 +48,12 @@ class Curve:
 
 
 def curve(result: MethodResult, metric: str) -> Curve:
-    """Return the curve of a metric, or of a measure of `fm.Diagnostics`, without values that are not finite."""
+    """Return the curve of a metric, or of a measure of `fm.Diagnostics`, without values that are not finite.
+
+    It is empty if the method does not train the model that the metric is about.
+    """
     points: dict[int, list[tuple[float, float, float | None]]] = {}
-    for history in result.runs.values():
+    for history in result.runs.values() if result.trains(metric) else ():
         spent = accumulate((r.bytes_down + r.bytes_up) / 1e6 for r in history)
         for record, megabytes in zip(history, spent, strict=True):
             value = record.value(metric)

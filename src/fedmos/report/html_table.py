@@ -22,7 +22,7 @@ class TableCell(NamedTuple):
     value: float | None = None
     best: bool = False
     detail: bool = False
-    """Whether the cell is hidden until all columns are asked for."""
+    """Whether the cell is hidden until all columns are shown."""
 
     def html(self) -> str:
         """Return the element."""
@@ -76,9 +76,9 @@ def _heading(heading: str | TableCell) -> str:
     return f'<th scope="col"{detail}>{escape(heading.text)}</th>'
 
 
-def marked_cells(values: Sequence[float], digits: int, *, lowest: bool = False) -> list[TableCell]:
-    """Return a column of numbers with the best, the highest or the lowest, marked."""
-    best = _best(values, "lowest" if lowest else "highest")
+def marked_cells(values: Sequence[float], digits: int) -> list[TableCell]:
+    """Return a column of numbers with the highest marked as the best."""
+    best = _best(values, "highest")
     return [TableCell(f"{v:.{digits}f}", v, best=v == best) for v in values]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.history import METRICS
-from ..core.metric_names import is_loss
+from ..core.metric_names import client_metric_title, is_client_metric, is_loss
 from ..evaluation.diagnostics import MEASURES
 from ..experiments.table import ComparisonTable
 from .client_accuracy import ClientAccuracy, ClientScatter
@@ -25,9 +25,7 @@ _TITLES = {
     "test_loss": "test loss",
     "train_loss": "training loss",
     "train_accuracy": "training accuracy",
-    "client_accuracy": "accuracy of clients on their own test samples",
     "client_accuracy_worst": "accuracy of the worst 10 % of clients",
-    "personal_accuracy": "accuracy of clients' own models",
 }
 AXES = {"rounds": "round", "megabytes": "megabytes sent, both ways", "seconds": "simulated seconds"}
 """Horizontal axes and their titles."""
@@ -35,7 +33,9 @@ AXES = {"rounds": "round", "megabytes": "megabytes sent, both ways", "seconds": 
 
 def title(metric: str) -> str:
     """Return how the page names a metric."""
-    return _TITLES.get(metric, metric.replace("_", " "))
+    if metric in _TITLES:
+        return _TITLES[metric]
+    return client_metric_title(metric) if is_client_metric(metric) else metric.replace("_", " ")
 
 
 def metrics_of(study: ReportStudy) -> list[str]:

@@ -13,6 +13,8 @@ from .curves import curve
 from .page import COLOURS
 
 AXES = {"rounds": "Communication rounds", "megabytes": "Megabytes sent", "seconds": "Simulated time (s)"}
+ALIASES = {"round": "rounds", "bytes": "megabytes", "time": "seconds"}
+"""Other names of axes, those of a record's fields."""
 WORDS = {
     "accuracy": "Test accuracy",
     "test_loss": "Test loss",

@@ -10,7 +10,8 @@ from ..experiments.reproduce.study import StudyPart
 from ..experiments.reproduce.train import ReproduceOptions
 from ..experiments.runner import PlannedRun, resolve_target
 from ..experiments.seed_statistics import MethodResult
-from ..experiments.table import ComparisonTable, write
+from ..experiments.table import ComparisonTable
+from ..experiments.table_formats import write
 from ..run.result import Result
 from ..storage import toml
 from ..storage.files import replace_file

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 import statistics
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..experiments.reproduce.exam import summary
 from ..experiments.reproduce.record import RunRecord
-from ..experiments.reproduce.results_table import ResultsTable
+from ..experiments.reproduce.results_table import ResultsTable, wrapped
 from ..experiments.reproduce.study import StudyPart, by_key, load, names
 from ..storage.files import replace_file
 from .figure import Line, line_chart
@@ -69,18 +68,15 @@ def filled(text: str, data: Path) -> str:
 def _block(key: str, data: Path) -> str:
     part = by_key(key)
     table = ResultsTable.of(part, data)
-    lines = [_wrapped(f"**{part.title}** ({part.source}). {part.note}"), "", table.markdown()]
+    lines = [wrapped(f"**{part.title}** ({part.source}). {part.note}"), "", table.markdown()]
     if chart(table) is not None:
         lines += [f"![{part.title}]({image(part)})", ""]
-    lines += [_wrapped(f"*{label}*: {words}") + "\n" for label, words in part.why.items()]
+    lines += [wrapped(f"*{label}*: {words}") + "\n" for label, words in part.why.items()]
     study, name = part.source_of_runs.key.split("/")
     command = "reproduce" if part.agreement is None else "exam"
-    lines += [*filter(None, [_wrapped(table.facts())]), f"`fedmos {command} {study} --part {name}`", ""]
+    facts = wrapped(table.facts())
+    lines += [*([facts, ""] if facts else []), f"`fedmos {command} {study} --part {name}`", ""]
     return f"<!-- reproduce {key} -->\n\n" + "\n".join(lines) + "\n<!-- end -->"
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text.strip(), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def image(part: StudyPart) -> str:

@@ -12,12 +12,14 @@ from ..core.validation import one_of, require
 from ..experiments.table import ComparisonTable
 from ..run.result import Result
 from .checks import ReportSource, Target
-from .plot import AXES, ENDINGS, draw, save
-from .study import check_measured, read_source, source_of, study_of
+from .plot import ALIASES, AXES, ENDINGS, draw, save
+from .sources import read_source, source_of
+from .study import check_measured, study_of
 
 
 def plot_results(runs: Any, metrics: list[str], x: str, target: Target | None, out: Path | None) -> Any:
     """Return the figure of `fm.plot`, and write it to `out` if that is given."""
+    x = ALIASES.get(x, x)
     require("plot", "x", x, one_of(*AXES))
     if out is not None and out.suffix.lower() not in ENDINGS:
         raise ValueError(f"plot: 'out' must end in one of {', '.join(ENDINGS)}, got {out.name!r}")

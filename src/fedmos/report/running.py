@@ -98,7 +98,7 @@ def _comparison(folder: Path, every: float) -> ReportStudy | None:
     settings = config.load(CompareConfig, folder / CONFIGURATION)
     rows = list(_rows(settings, folder))
     level = None if isinstance(settings.level, FinalOf) else settings.level
-    made = _study(settings.title, caption(settings), (settings.metric, level), settings.reference, rows, every)
+    made = _study(settings.title, caption(settings), (settings.metric, level), settings.reference, rows)
     if made is None:
         return None
     text = (folder / CONFIGURATION).read_text("utf-8")
@@ -167,7 +167,7 @@ def _run(folder: Path, every: float, target: Target | None) -> ReportStudy | Non
     row = _Row(str(table.get("label") or algorithm.name), algorithm.fields.get("lr"), dict(info), [run])
     own: dict[str, float] = table.get("target") or {}
     metric, level = target or next(iter(own.items()), ("accuracy", None))
-    made = _study(folder.name, "", (metric, level), row.label, [row], every)
+    made = _study(folder.name, "", (metric, level), row.label, [row])
     if made is None:
         return None
     source = ReportSource(folder=folder, results=list(made.results), target=None, data=None, text=text)
@@ -181,7 +181,7 @@ def _info(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _study(
-    title: str, note: str, target: tuple[str, float | None], baseline: str, rows: Sequence[_Row], every: float
+    title: str, note: str, target: tuple[str, float | None], baseline: str, rows: Sequence[_Row]
 ) -> ReportStudy | None:
     """Return the study of all runs with a record; None if no metric has been measured."""
     metric, level = target
@@ -205,7 +205,9 @@ def _measured(results: Sequence[MethodResult], metric: str) -> bool:
 
 
 def _with(result: MethodResult, metric: str) -> MethodResult:
-    """Return a method with the runs that have measured the metric."""
+    """Return a method with the runs that have measured the metric; all, if the metric is not of a model it trains."""
+    if not result.trains(metric):
+        return result
     runs = {seed: run for seed, run in result.runs.items() if result.final(metric)[seed] is not None}
     return replace(result, runs=runs, infos={seed: result.infos[seed] for seed in runs})
 

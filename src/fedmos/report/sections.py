@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ..evaluation.diagnostics import MEASURES
-from ..experiments.captions import interval_note
+from ..experiments.captions import notes
 from .client_accuracy import ClientAccuracy, ClientScatter
 from .curves import Curve
 from .elements import html_figure
@@ -26,10 +26,11 @@ def outcome(study: ReportStudy) -> str:
     if table.target is not None and len(study.results) > 1:
         words += (
             f" A speed-up is the ratio of {table.baseline}'s mean to the method's, over the seeds in which both reached"
-            f" the target. {interval_note(table)}"
+            " the target."
         )
         if against := dict.fromkeys(result.against for result in study.results if result.against is not None):
             words += f" Tuned methods are measured against {' and '.join(against)}."
+    words = f"{words} {notes(table)}".rstrip()
     if len(study.results) > 1:
         words += " Bold: the best mean of a column, among methods that reached the target with every seed."
     return outcome_table("What each method needs", table) + f'<p class="note">{escape(words)}</p>'
@@ -133,12 +134,13 @@ def tradeoff_figure(study: ReportStudy, traded: Tradeoff | None) -> list[str]:
 def tuning(study: ReportStudy) -> list[str]:
     """Return a table of all points of the grids, if there are any."""
     metric, lines = study.table.metric, []
-    for label, tuned in ((result.label, result.tuned) for result in study.results if result.tuned is not None):
-        for trial in tuned.tried:
+    for result in study.results:
+        own = "" if result.trains(metric) else " (clients' own models)"
+        for trial in () if result.tuned is None else result.tuned.tried:
             values = ", ".join(f"{field} {value:g}" for field, value in trial.values.items())
-            final = "diverged" if trial.final is None else f"{trial.final:.4f}"
-            mark = "chosen" if trial.values == tuned.values else ""
-            lines.append([label, values, "" if trial.rounds is None else str(trial.rounds), final, mark])
+            final = "diverged" if trial.final is None else f"{trial.final:.4f}{own}"
+            mark = "chosen" if result.tuned is not None and trial.values == result.tuned.values else ""
+            lines.append([result.label, values, "" if trial.rounds is None else str(trial.rounds), final, mark])
     if not lines:
         return []
     headings = ["method", "values", "rounds to the target", f"last {metric}", ""]

@@ -1,4 +1,4 @@
-"""Read the runs of a report from their folders, and check that they can be compared."""
+"""The runs of a report in one table, if they can be compared."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import schema as config
-from ..config.schema import CompareConfig, RunConfig, tuned_label
+from ..config.schema import tuned_label
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
 from ..core.validation import suggest
-from ..experiments.captions import caption
 from ..experiments.compare import CONFIGURATION
-from ..experiments.comparison import run_folder
-from ..experiments.runner import planned_methods
-from ..experiments.seed_statistics import MethodResult
+from ..experiments.seed_statistics import MethodResult, trains_alone
 from ..experiments.table import ComparisonTable
 from ..run.options import options_of
-from ..run.result import Result
 from ..run.spec import RunSpec
 from .checks import ReportSource, Target, check_data, check_ends, common_target
-from .python_comparison import read_python_comparison, tuned_values
-from .run_info import algorithm_of, selector_of, started_from_python
+from .run_info import selector_of
+from .sources import read_source
 
 _METHOD = (
     "model",
@@ -135,92 +130,6 @@ def _title(folders: Sequence[Path]) -> str:
     return names if len(folders) <= 4 else f"{names} and {len(folders) - 4} more"
 
 
-def read_source(folder: Path, label: str | None = None) -> ReportSource:
-    """Read the folder of a run or a comparison; `label` replaces that of a run."""
-    if (folder / CONFIGURATION).exists():
-        text = (folder / CONFIGURATION).read_text("utf-8")
-        return read_python_comparison(folder, text) if started_from_python(text) else _comparison(folder)
-    if (folder / "checkpoints").is_dir():
-        return _run(folder, label)
-    raise FileNotFoundError(f"Cannot report {folder} because it is the folder of neither a run nor a comparison")
-
-
-def _comparison(folder: Path) -> ReportSource:
-    settings = config.load(CompareConfig, folder / CONFIGURATION)
-    try:
-        table = json.loads((folder / "table.json").read_text("utf-8"))
-        tuned = [tuned_values(m["tuned"]) for m in table["methods"] if m["tuned"] is not None]
-        labels = [method.label for method in settings.methods] if settings.tune is not None else []
-        planned = planned_methods(settings, dict(zip(labels, tuned, strict=True)))
-        target = (str(table["metric"]), float(table["target"]))
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"Cannot report {folder} because the comparison is not complete; use fedmos compare with --out {folder}"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"Cannot report {folder} because its table.json is damaged: {error!r}") from error
-    results = [
-        one.result({run.seed: Result.load(run_folder(settings, run, folder)) for run in one.runs(settings.seeds)})
-        for one in planned
-    ]
-    text = (folder / CONFIGURATION).read_text("utf-8")
-    return ReportSource(
-        folder=folder,
-        results=results,
-        target=target,
-        data=settings.data,
-        text=text,
-        title=settings.title,
-        note=caption(settings),
-        reference=settings.reference,
-    )
-
-
-def _run(folder: Path, label: str | None) -> ReportSource:
-    result, path = Result.load(folder), folder / "config.toml"
-    text = path.read_text("utf-8") if path.exists() else ""
-    settings = None
-    if text and not started_from_python(text):
-        settings = config.load(RunConfig, path)
-    source = source_of(result, folder, label)
-    if settings is None:
-        return replace(source, text=text)
-    return replace(source, text=text, target=_one(settings.target, folder), given=None, data=settings.data)
-
-
-def source_of(result: Result, folder: Path, label: str | None = None) -> ReportSource:
-    """Return the source of a single run from Python.
-
-    Args:
-        result: The run's result.
-        folder: Its folder, or a name for errors.
-        label: The name of the method; by default the run's label, or else its algorithm.
-    """
-    target = result.info.get("target") or {}
-    return ReportSource(
-        folder=folder,
-        results=[_single(result, label)],
-        target=None,
-        given=next(iter(target.items())) if len(target) == 1 else None,  # a table has one metric
-        data=None,
-        text="",
-        label=label,
-    )
-
-
-def _one(target: Mapping[str, float] | None, folder: Path) -> Target | None:
-    if target and len(target) > 1:
-        raise ValueError(f"Cannot report {folder} because its target is of several metrics; a table has one")
-    return next(iter(target.items())) if target else None
-
-
-def _single(result: Result, label: str | None) -> MethodResult:
-    algorithm = algorithm_of(result.info)
-    lr = algorithm.fields.get("lr")
-    label = label or result.info.get("label") or algorithm.name
-    return MethodResult.of(label, None if lr is None else float(lr), {int(result.info["seed"]): result})
-
-
 def _gather(sources: list[ReportSource]) -> list[MethodResult]:
     """Return the methods with distinct labels. Single runs that differ only in their seed are one method."""
     gathered: dict[Any, list[tuple[ReportSource, MethodResult]]] = {}
@@ -228,7 +137,8 @@ def _gather(sources: list[ReportSource]) -> list[MethodResult]:
         for number, result in enumerate(source.results):
             single = not (source.folder / CONFIGURATION).exists()
             info = next(iter(result.infos.values()))
-            key = f"{source.label} {_method_key(info)}" if single else (str(source.folder), number)
+            label = source.label or info.get("label")  # given labels keep runs apart
+            key = f"{label} {_method_key(info)}" if single else (str(source.folder), number)
             gathered.setdefault(key, []).append((source, result))
     results = [_join(parts) for parts in gathered.values()]
     return _with_distinct_labels(results, [parts[0][0].folder for parts in gathered.values()])
@@ -245,7 +155,10 @@ def _join(parts: list[tuple[ReportSource, MethodResult]]) -> MethodResult:
     seeds = [seed for _, result in parts for seed in result.runs]
     if len(set(seeds)) < len(seeds):
         names = " and ".join(str(source.folder) for source, _ in parts)
-        raise ValueError(f"Cannot report {names} together because they are one method with the same seed")
+        raise ValueError(
+            f"Cannot report {names} together because they are one method with the same seed; use "
+            "label= for what they differ in, or leave one out"
+        )
     return replace(
         parts[0][1],
         runs={seed: history for _, result in parts for seed, history in result.runs.items()},
@@ -274,10 +187,16 @@ def _with_distinct_labels(results: list[MethodResult], folders: list[Path]) -> l
 
 def _measured(results: list[MethodResult]) -> str:
     """Return the metric to show if there is no target."""
-    for metric in ("accuracy", "test_loss", "train_accuracy", "train_loss"):
-        if all(any(v is not None for v in result.final(metric).values()) for result in results):
+    for metric in ("accuracy", "test_loss", "train_accuracy", "train_loss", "personal_accuracy", "personal_loss"):
+        trained = [result for result in results if result.trains(metric)]
+        if trained and all(any(v is not None for v in result.final(metric).values()) for result in trained):
             return metric
-    raise ValueError("Cannot report the runs because there is no metric that was measured in all")
+    raise ValueError(
+        "Cannot report the runs because there is no metric that was measured in all; use evaluate_clients for runs of "
+        "LocalOnly, which train clients' own models only"
+        if any(trains_alone(info) for result in results for info in result.infos.values())
+        else "Cannot report the runs because there is no metric that was measured in all"
+    )
 
 
 def check_measured(results: Sequence[MethodResult], metric: str, option: str) -> None:

@@ -14,7 +14,7 @@ from .running import METRICS_FILE, is_complete, running_study
 from .study import read_study
 
 EVERY = 3.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two reads of the folder."""
 
 
 def watch(
@@ -34,7 +34,7 @@ def watch(
         out: The file to write. The page reloads itself while the comparison runs.
         target: Metric and value to reach, for a run that records none.
         baseline: Label of the method that others are measured against, in the complete report.
-        every: Seconds between two looks at the folder.
+        every: Seconds between two reads of the folder.
         sleep: Waits; replaced in tests.
         echo: Prints a line.
 

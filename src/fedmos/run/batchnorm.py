@@ -1,4 +1,4 @@
-"""The option `batchnorm`: what becomes of the BatchNorm layers of a model."""
+"""The option `batchnorm`: how the BatchNorm layers of a model are converted."""
 
 from __future__ import annotations
 

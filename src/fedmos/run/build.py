@@ -75,6 +75,16 @@ def _warn_of_initial_values(names: str) -> None:
     )
 
 
+@cache
+def _warn_of_initial_model(algorithm: str) -> None:
+    """Warn, once in a process, that metrics of the global model say nothing where clients send no updates."""
+    _log.warning(
+        "%s: accuracy and losses are those of the initial model, because clients send nothing; use evaluate_clients= "
+        "for personal_accuracy, that of the clients' own models",
+        algorithm,
+    )
+
+
 def _class_weights(spec: RunSpec, task: Task) -> Tensor | None:
     """Return the weights of the classes of `cross_entropy`, or of the positive targets of `bce`."""
     if spec.class_weights is None:
@@ -128,6 +138,8 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
         keep_memory()
     if (note := conversion_note(spec.model, spec.batchnorm)) is not None:
         _log.warning(note)
+    if not spec.algorithm.up and spec.evaluate_clients is None:
+        _warn_of_initial_model(type(spec.algorithm).__name__)
     if spec.personal_names:
         _warn_of_initial_values(one_line(", ".join(spec.personal_names), 80))
     data = on_device(spec.data, device, spec.dtype, device_cache)

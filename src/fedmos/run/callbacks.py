@@ -28,7 +28,7 @@ class Progress(Callback):
         label: Names the run.
         out: The stream (default: the standard error).
         clock: Returns the time in seconds.
-        width: Returns the number of columns of the terminal, which may change (default: asks the terminal).
+        width: Returns the number of columns of the terminal, which may change (default: that of the terminal).
     """
 
     BAR = 24

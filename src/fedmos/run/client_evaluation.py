@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ..core.metric_functions import MetricFunction
 from ..core.metric_names import is_loss
 from ..data.federated import FederatedData
 from ..engine.local_backend import LocalBackend
-from ..engine.personal_models import personal_models
+from ..engine.personal_models import evaluable_models, has_personal_models
 from ..engine.ranks import Ranks
 from ..engine.snapshot import ClientScores
 from ..engine.state import FederatedState
@@ -29,9 +29,11 @@ from .fine_tuning import FineTuning
 from .spec import RunSpec
 
 _PERCENTILES = (10, 25, 50, 75, 90)
+GLOBAL, OWN, FINETUNED = "client", "personal", "finetuned"
+"""What the names of scores begin with: those of the global model, of the client's own, and of the fine-tuned one."""
 
 
-class _Group(NamedTuple):
+class EvaluatedGroup(NamedTuple):
     """The clients of a run, or those that take no part in it."""
 
     prefix: str
@@ -55,17 +57,22 @@ class ClientEvaluation:
     """
 
     def __init__(self, spec: RunSpec, task: Task, metrics: Mapping[str, MetricFunction], ranks: Ranks) -> None:
-        assert spec.evaluate_clients is not None
+        assert isinstance(spec.evaluate_clients, EvaluateClients)
         self._spec, self._how, self._metrics, self._ranks = spec, spec.evaluate_clients, metrics, ranks
-        data = task.data
+        self._groups = self._found_groups(task)
+        self._has_classes = correctness(task) is not None
+        self._tools: list[tuple[ClientEvaluator, FineTuning | None]] | None = None
+
+    def _found_groups(self, task: Task) -> list[EvaluatedGroup]:
+        """Return the clients of the run and, if there are any, those that take no part in it."""
+        data, seed = task.data, self._spec.seed
         _check_tests(data, "clients")
-        self._groups = [_Group("client", task, _sampled(self._how, data, spec.seed))]
+        groups = [EvaluatedGroup(GLOBAL, task, sampled_clients(self._how, _tested(data), seed))]
         if data.unseen is not None:
             _check_tests(data.unseen, "unseen clients")
             unseen = _unseen_task(task, data.unseen)
-            self._groups.append(_Group("unseen", unseen, _sampled(self._how, data.unseen, spec.seed)))
-        self._has_classes = correctness(task) is not None
-        self._tools: list[tuple[ClientEvaluator, FineTuning | None]] | None = None
+            groups.append(EvaluatedGroup("unseen", unseen, sampled_clients(self._how, _tested(data.unseen), seed)))
+        return groups
 
     def due(self, t: int, rounds: int) -> bool:
         """Whether clients are evaluated after round t, from 1, of so many."""
@@ -74,14 +81,12 @@ class ClientEvaluation:
     @property
     def names(self) -> list[str]:
         """The names of the summaries that a record can have."""
-        kinds = ["client"]
-        if type(self._spec.composed_algorithm).personal is not Algorithm.personal:
-            kinds.append("personal")
-        kinds += ["unseen"] if len(self._groups) > 1 else []
-        if self._how.finetune_steps:
-            kinds += [_finetuned(group.prefix) for group in self._groups]
-        measures = ["loss", *(["accuracy"] if self._has_classes else []), *self._metrics]
-        return [name for kind in kinds for measure in measures for name in _summary_names(f"{kind}_{measure}")]
+        return [summary for name in self.score_names for summary in _summary_names(name)]
+
+    @property
+    def score_names(self) -> list[str]:
+        """The names of the scores of a client."""
+        return score_names(self._spec, self._has_classes, self._metrics, unseen=len(self._groups) > 1)
 
     def measure(self, state: FederatedState) -> ClientScores:
         """Evaluate the clients after a round; returns the values of all clients, NaN for those not evaluated."""
@@ -98,8 +103,8 @@ class ClientEvaluation:
         found: Scores = {}
         for group, (evaluator, tuning) in zip(self._groups, self._tools, strict=True):
             found |= self._named(group, group.prefix, evaluator(state.measured, group.ids))
-            if group.prefix == "client" and (models := _personal(state, group.ids, plan.engine == "batched")):
-                found |= self._named(group, "personal", evaluator(models, group.ids))
+            if group.prefix == GLOBAL and (models := _personal(state, plan.engine == "batched")):
+                found |= self._named(group, OWN, evaluator(models, group.ids))
             if tuning is not None:
                 tuned = evaluator(tuning.models(state, group.ids), group.ids)
                 found |= self._named(group, _finetuned(group.prefix), tuned)
@@ -110,11 +115,16 @@ class ClientEvaluation:
         found: dict[str, float] = {}
         for name, values in scores.values.items():
             group = self._groups[-1 if name.startswith("unseen") else 0]
-            found |= summarise(name, values, group.task.data)
+            found |= summarise(name, values, self._test_sizes(group))
         return found
 
+    def _test_sizes(self, group: EvaluatedGroup) -> Tensor:
+        """Return the number of test samples of each client of a group."""
+        assert group.task.data.tests is not None
+        return group.task.data.tests.sizes
+
     @staticmethod
-    def _named(group: _Group, kind: str, scores: Scores) -> Scores:
+    def _named(group: EvaluatedGroup, kind: str, scores: Scores) -> Scores:
         """Return the scores of all clients of a group, with the kind of model in their names."""
         found = {}
         for name, values in scores.items():
@@ -124,6 +134,26 @@ class ClientEvaluation:
         return found
 
 
+def score_names(spec: RunSpec, has_classes: bool, metrics: Iterable[str], unseen: bool = False) -> list[str]:
+    """Return the names of the scores of a client.
+
+    Args:
+        spec: The options of the run.
+        has_classes: Whether accuracies are measured.
+        metrics: The names of the metrics of the run.
+        unseen: Whether there are clients that take no part.
+    """
+    assert isinstance(spec.evaluate_clients, EvaluateClients)
+    kinds, groups = [GLOBAL], [GLOBAL, *(["unseen"] if unseen else [])]
+    if type(spec.composed_algorithm).personal is not Algorithm.personal:
+        kinds.append(OWN)
+    kinds += groups[1:]
+    if spec.evaluate_clients.finetune_steps:
+        kinds += [_finetuned(group) for group in groups]
+    measures = ["loss", *(["accuracy"] if has_classes else []), *metrics]
+    return [f"{kind}_{measure}" for kind in kinds for measure in measures]
+
+
 def with_summary(record: Record, summary: Mapping[str, float]) -> Record:
     """Return the record with the summary of an evaluation of clients."""
     fields: dict[str, Any] = {name: summary[name] for name in CLIENT_METRICS if name in summary}
@@ -131,8 +161,8 @@ def with_summary(record: Record, summary: Mapping[str, float]) -> Record:
     return replace(record, **fields, client_metrics=rest)
 
 
-def summarise(name: str, values: Tensor, data: FederatedData) -> dict[str, float]:
-    """Return the summary of one score of all clients; empty if no client has it."""
+def summarise(name: str, values: Tensor, sizes: Tensor) -> dict[str, float]:
+    """Return the summary of one score of all clients, which have so many test samples; empty if no client has it."""
     known = ~values.isnan()
     if not bool(known.any()):
         return {}
@@ -141,8 +171,7 @@ def summarise(name: str, values: Tensor, data: FederatedData) -> dict[str, float
     if name.endswith("_accuracy"):
         quantiles = torch.quantile(ascending, torch.tensor([p / 100 for p in _PERCENTILES], dtype=torch.float64))
         found |= {f"{name}_p{p}": float(q) for p, q in zip(_PERCENTILES, quantiles, strict=True)}
-        assert data.tests is not None
-        weights = data.tests.sizes[known].to(torch.float64)
+        weights = sizes[known].to(torch.float64)
         found[f"{name}_weighted"] = float((weights * values[known]).sum() / weights.sum())
     return found
 
@@ -153,26 +182,28 @@ def _summary_names(name: str) -> list[str]:
 
 
 def _finetuned(prefix: str) -> str:
-    return "finetuned" if prefix == "client" else f"{prefix}_finetuned"
+    return FINETUNED if prefix == GLOBAL else f"{prefix}_{FINETUNED}"
 
 
-def _personal(state: FederatedState, ids: Tensor, vectorised: bool) -> ClientModels | None:
+def _personal(state: FederatedState, vectorised: bool) -> ClientModels | None:
     """Return the function that gives clients' own models; None if the algorithm has none."""
-    if type(state.algorithm).personal is Algorithm.personal:
+    if not has_personal_models(state):
         return None
 
     def models(some: Tensor) -> Tensor:
-        found = personal_models(state, some, vectorised)
-        assert found is not None
-        return found
+        return evaluable_models(state, some, vectorised)
 
     return models
 
 
-def _sampled(how: EvaluateClients, data: FederatedData, seed: int) -> Tensor:
-    """Return the clients to evaluate, in ascending order."""
+def _tested(data: FederatedData) -> Tensor:
+    """Return the clients that have test samples."""
     assert data.tests is not None
-    candidates = data.tests.sizes.nonzero().flatten()
+    return data.tests.sizes.nonzero().flatten()
+
+
+def sampled_clients(how: EvaluateClients, candidates: Tensor, seed: int) -> Tensor:
+    """Return those of the candidates to evaluate, in ascending order."""
     if how.sample is None or how.sample >= len(candidates):
         return candidates
     chosen = choose(stream(seed, 0, 0, Purpose.EVALUATION), len(candidates), how.sample)

@@ -15,10 +15,11 @@ from ..engine.cohort import Cohort
 from ..engine.execution_plan import ExecutionPlan
 from ..engine.executor import JobExecutor
 from ..engine.job import Job
+from ..engine.model_state import ModelState
 from ..engine.personal_models import with_statistics
-from ..engine.state import FederatedState
 from ..engine.task import Task
 from ..evaluation.client_scores import ClientModels
+from ..evaluation.evaluate_clients import EvaluateClients
 from ..local.batch_norm import with_batch_norm
 from ..local.chain import Local
 from ..local.compose import with_local
@@ -41,7 +42,7 @@ class FineTuning:
     """
 
     def __init__(self, spec: RunSpec, task: Task, plan: ExecutionPlan) -> None:
-        assert spec.evaluate_clients is not None
+        assert isinstance(spec.evaluate_clients, EvaluateClients)
         alone = with_local(FedAvg(lr=spec.algorithm.lr), _fresh(spec.local))
         personal = None if spec.personal is None else Personal(as_personal(spec.personal).patterns)
         alone = with_personal(alone, spec.trained_model, personal, None)
@@ -50,7 +51,7 @@ class FineTuning:
         vars(self._task)["program"] = task.program  # compiled once
         self._executor = JobExecutor(self._task, algorithm, plan)
 
-    def models(self, state: FederatedState, ids: Tensor) -> ClientModels:
+    def models(self, state: ModelState, ids: Tensor) -> ClientModels:
         """Return the function that fine-tunes the current model for some of the clients `ids`."""
         executor, data = self._executor, self._task.data
         x = state.evaluated

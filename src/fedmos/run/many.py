@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..core.interrupts import interrupt_answered
+from ..core.interrupts import message_on_interrupt
 from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.merged_runs import MergedRuns, merge_key
@@ -61,7 +61,7 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
     if len(set(folders)) < len(folders):
         raise ValueError("run_many: 'out' must be a folder of its own for each run")
     device_cache: DeviceCache = {}
-    with interrupt_answered(_answer(folders)), ExitStack() as folders_in_use:
+    with message_on_interrupt(_interrupt_message(folders)), ExitStack() as folders_in_use:
         planned = []
         for spec in specs:
             planned.append(folders_in_use.enter_context(closing(Run(spec, device_cache=device_cache))))
@@ -79,7 +79,7 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
         return [results[id(run_)] for run_ in planned]
 
 
-def _answer(folders: list[Path]) -> str:
+def _interrupt_message(folders: list[Path]) -> str:
     """What Ctrl-C shows at once."""
     how = "Continue with: the same call and resume=True" if folders else "The results so far are returned"
     return f"Stopping … {how}"

@@ -23,7 +23,7 @@ class UnknownModelError(ValueError):
 
 
 def register_model_source(source: ModelSource) -> ModelSource:
-    """Add a function that `find_model` asks; usable as a decorator."""
+    """Add a function that `find_model` tries; usable as a decorator."""
     _SOURCES.append(source)
     return source
 

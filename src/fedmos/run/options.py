@@ -64,9 +64,9 @@ class Option:
 
 
 def _got(rule: Rule, value: Any) -> str:
-    if not isinstance(rule, TypeRule):
-        return format_value(value)
-    return f"the class {value.__name__} itself" if isinstance(value, type) else type(value).__name__
+    if isinstance(value, type) and (isinstance(rule, TypeRule) or value.__module__.split(".")[0] != "torch"):
+        return f"the class {value.__name__} itself; use {value.__name__}(…)"
+    return type(value).__name__ if isinstance(rule, TypeRule) else format_value(value)
 
 
 def option(doc: str, rule: Rule | None = None, *, default: Any = MISSING, kw_only: bool = True, **metadata: Any) -> Any:

@@ -13,14 +13,14 @@ from .spec import RunSpec
 
 
 def plan_of(spec: RunSpec, task: Task, before: RunInfo | None) -> ExecutionPlan:
-    """Return the plan of the earlier part of the run, or else the one asked for or measured to be fastest."""
+    """Return the plan of the earlier part of the run, or else the requested one or the one measured to be fastest."""
     m = cohort_size(spec.selection, spec.system, len(task.data), spec.buffer)
     if before is None or before.engine is None:
         return choose_plan(spec.engine, task, m, spec.rounds)
-    asked = {"compiled": "batched"}.get(override(spec.engine), override(spec.engine))
-    if asked not in ("auto", before.engine):
+    requested = {"compiled": "batched"}.get(override(spec.engine), override(spec.engine))
+    if requested not in ("auto", before.engine):
         raise ValueError(
-            f"Cannot resume the run because its 'engine' is {before.engine!r}, got {asked!r}; use a new folder"
+            f"Cannot resume the run because its 'engine' is {before.engine!r}, got {requested!r}; use a new folder"
         )
     chunk, why = before.chunk or m, before.engine_why or "as before"
     return resumed_plan(task, before.engine, chunk, bool(before.compiled), why)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 
 import torch
 
+from ..codecs.codec import Codec
 from ..codecs.compose import coding_of
 from ..codecs.links import describe_link
+from ..codecs.own import counted_bytes
 from ..core.batch_losses import Batch
 from ..core.formatting import format_value
 from ..core.history import METRICS
@@ -21,11 +25,14 @@ from ..core.validation import require, suggest
 from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.declaration import names_of
 from ..engine.lr_schedule import decayed
+from ..engine.misspelt_names import misspelt_sentences
 from ..engine.simulated_clock import Clock
 from .asynchronous import check_buffer
 from .hostile import hostile_clients
 from .robust import check_aggregation
 from .spec import RunSpec
+
+_log = logging.getLogger("fedmos")
 
 _CHECKED_ROUNDS = 10_000
 """Rounds for which a schedule of the step size is evaluated before the first one."""
@@ -40,22 +47,14 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
     `located` gets the name of the part that is checked; `where` is put before the names of algorithm and selection.
     """
     N = len(spec.data)
+    _warn_of_misspelt_names(spec)
+    _warn_of_counted_bytes(spec)
+    _warn_of_narrower_parameters(spec)
     with located("data"):
         spec.data.validate()
         _warn_of_rounding(spec)
     with located(f"{where}selection"):
-        spec.selection.validate(N)
-        if isinstance(spec.loss, Batch) and "start_squared_loss" in spec.selection.reports:
-            raise ValueError(
-                f"Cannot select with {type(spec.selection).__name__} because it needs losses of single samples, which "
-                f"{spec.loss.__name__}, a loss of the whole batch, does not have; use another selection"
-            )
-        if "x" not in names_of(spec.algorithm.down) and any(v.startswith("start_") for v in spec.selection.reports):
-            raise ValueError(
-                f"Cannot select with {type(spec.selection).__name__} because its clients report losses at x, which "
-                f"{type(spec.algorithm).__name__} does not send them; use another selection"
-            )
-        _check_downlink(spec)
+        _check_selection(spec)
     if spec.availability is not None:
         with located("availability"):
             spec.availability.validate(N)
@@ -78,14 +77,60 @@ def check_parts(spec: RunSpec, located: Located = lambda where: nullcontext(), w
         _check_step_size(spec)
 
 
-def _check_downlink(spec: RunSpec) -> None:
-    """Refuse a selection whose clients report losses at x where they do not receive x itself."""
+def _check_selection(spec: RunSpec) -> None:
+    """Refuse a selection that does not fit the federation, or reads losses that clients cannot report."""
+    spec.selection.validate(len(spec.data))
+    if isinstance(spec.loss, Batch) and "start_squared_loss" in spec.selection.reports:
+        raise ValueError(
+            f"Cannot select with {type(spec.selection).__name__} because it needs losses of single samples, which "
+            f"{spec.loss.__name__}, a loss of the whole batch, does not have; use another selection"
+        )
+    if "x" not in names_of(spec.algorithm.down) and any(v.startswith("start_") for v in spec.selection.reports):
+        raise ValueError(
+            f"Cannot select with {type(spec.selection).__name__} because its clients report losses at x, which "
+            f"{type(spec.algorithm).__name__} does not send them; use another selection"
+        )
     coded = any(vector.name == "x" for vector in coding_of(spec.composed_algorithm).down)
     if coded and any(name.startswith("start_") for name in spec.selection.reports):
         raise ValueError(
             f"Cannot select with {type(spec.selection).__name__} because its clients report losses at x, of which "
             f"downlink={describe_link(spec.downlink)} sends them an approximation; use another selection"
         )
+
+
+def _warn_of_misspelt_names(spec: RunSpec) -> None:
+    options = (spec.algorithm, spec.selection, spec.local, spec.uplink, spec.downlink, spec.aggregation)
+    parts = [part for option in options for part in (option if isinstance(option, tuple) else (option,))]
+    for part in (*parts, *spec.callbacks):
+        for sentence in misspelt_sentences(part):
+            _warn_once(sentence)
+
+
+def _warn_of_counted_bytes(spec: RunSpec) -> None:
+    """Warn of codecs of the user's whose `nbytes` is not that of the fields that they return."""
+    coding = coding_of(spec.composed_algorithm)
+    size = sum(p.numel() for p in spec.trained_model.parameters() if p.requires_grad)
+    for codec in dict.fromkeys(vector.codec for vector in (*coding.up, *coding.down)):
+        counted, sent = counted_bytes(codec, size, spec.dtype), Codec.nbytes(codec, size, spec.dtype)
+        if counted != sent:
+            _warn_once(
+                f"{type(codec).__name__}: 'nbytes' counts {counted} bytes of a vector of {size} numbers, and the "
+                f"fields that it returns have {sent}; records have the former"
+            )
+
+
+def _warn_of_narrower_parameters(spec: RunSpec) -> None:
+    """Warn of a model in float64 that is trained in float32."""
+    if spec.dtype == torch.float32 and any(p.dtype == torch.float64 for p in spec.trained_model.parameters()):
+        _warn_once(
+            "The parameters of the model are float64, and the run trains in float32; use dtype=torch.float64 to keep "
+            "their precision"
+        )
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    _log.warning(sentence)
 
 
 def _warn_of_rounding(spec: RunSpec) -> None:

@@ -11,11 +11,11 @@ from ..aggregation.secure import Secure
 from ..algorithm import Algorithm
 from ..core.metric_names import is_client_metric
 from ..engine.cohort_size import cohort_size, over_selecting
-from ..engine.state import PrivateRun
+from ..engine.private_run import PrivateRun
 from ..local.adam import Adam
 from ..privacy.accountants import Accountant, accountant
 from ..privacy.at_clients import with_local_privacy
-from ..privacy.compose import remembers, with_privacy
+from ..privacy.compose import is_stateful, with_privacy
 from ..privacy.discrete import DiscreteGaussian
 from ..privacy.distributed import distributed_noise, with_distributed_noise
 from ..privacy.gaussian import Gaussian
@@ -156,7 +156,7 @@ def _accountant(spec: RunSpec) -> Accountant | None:
         return None
     noise = distributed_noise(spec.composed_algorithm)
     loss = None if noise is None else noise.loss
-    return accountant(spec.privacy, _sampling(spec, spec.algorithm_in_public), _selector(spec), loss)
+    return accountant(spec.privacy, _sampling(spec, spec.algorithm_before_noise), _selector(spec), loss)
 
 
 def _selector(spec: RunSpec) -> Selector:
@@ -170,7 +170,7 @@ def _sampling(spec: RunSpec, algorithm: Algorithm) -> CohortSampling:
         spec.selection,
         N,
         size=cohort_size(spec.selection, spec.system, N),
-        stateful=remembers(algorithm),
+        stateful=is_stateful(algorithm),
         availability=not isinstance(spec.availability, Always | None),
     )
 

@@ -16,10 +16,11 @@ from ..codecs.compose import coding_of
 from ..core.random_draws import drawing_function, refusal
 from ..engine.backend import complete
 from ..engine.local_backend import LocalBackend
-from ..engine.round import server_step, train_clients
+from ..engine.round import server_step
 from ..engine.round_record import make_timing
 from ..engine.sampling import CohortSampler
 from ..engine.state import FederatedState
+from ..engine.training import train_clients
 from ..engine.watch import GeneratorStates, T, draws_globally, watched
 from ..local.compose import composed_optimizers
 from ..local.optimizer import LocalOptimizer
@@ -41,7 +42,7 @@ def repeatable(state: FederatedState) -> Iterator[None]:
     yield
     used = before.changed(device)
     if used:
-        _find_culprit(state, t)
+        _find_method(state, t)
     if "torch" in used:
         raise ValueError(refusal(_where(state)))
     if held != buffers():
@@ -59,19 +60,19 @@ def _where(state: FederatedState) -> str | None:
     return None
 
 
-def _find_culprit(state: FederatedState, t: int) -> None:
+def _find_method(state: FederatedState, t: int) -> None:
     """Play round t again without committing it, and raise an error that names the method that draws.
 
     Returns if none does: then the model draws or, in the case of NumPy's and Python's generators, another thread.
     """
     found: list[ValueError] = []
     with suppress(Exception):  # the round of the run itself has succeeded
-        _rehearse(state, t, found)
+        _repeat(state, t, found)
     for error in found:
         raise error
 
 
-def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
+def _repeat(state: FederatedState, t: int, found: list[ValueError]) -> None:
     """Play round t and add an error to `found` for every method that draws, unless the model does."""
     backend, device = state.backend, state.task.model.device
 
@@ -79,8 +80,8 @@ def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
         def around(_: Any, method: str, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
             before = GeneratorStates.now(device)
             result = call(*args)
-            owner, culprit = _owner(obj, method)
-            found.extend(draws_globally(owner, culprit, used) for used in before.changed(device))
+            owner, written = _owner(obj, method)
+            found.extend(draws_globally(owner, written, used) for used in before.changed(device))
             return result
 
         return watched(obj, around)
@@ -89,16 +90,16 @@ def _rehearse(state: FederatedState, t: int, found: list[ValueError]) -> None:
         return
     sampler = CohortSampler(state.task, backend, watch(state.sampler.selector), state.availability, state.clients.last)
     sampler.selection_state = state.sampler.selection_state
-    rehearsal = copy.copy(state)
-    rehearsal.t, rehearsal.sampler, rehearsal.algorithm = t, sampler, watch(state.algorithm)
+    repeated = copy.copy(state)
+    repeated.t, repeated.sampler, repeated.algorithm = t, sampler, watch(state.algorithm)
     plan = replace(backend.executor.plan, cuda_graph=False)  # a capture does not allow to read generators
-    rehearsal.backend = LocalBackend(
-        state.task, rehearsal.algorithm, plan, clients=state.clients, clock=state.clock, policy=state.policy
+    repeated.backend = LocalBackend(
+        state.task, repeated.algorithm, plan, clients=state.clients, clock=state.clock, policy=state.policy
     )
     with torch.no_grad():
         sampled = sampler.draw(t, state.x)
-        training = complete(train_clients(rehearsal, sampled, make_timing(rehearsal, sampled)))
-        complete(server_step(rehearsal, sampled, training))
+        training = complete(train_clients(repeated, sampled, make_timing(repeated, sampled)))
+        complete(server_step(repeated, sampled, training))
 
 
 def _owner(obj: Algorithm | Selector | LocalOptimizer | Codec, method: str) -> tuple[str, str]:

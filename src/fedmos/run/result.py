@@ -55,6 +55,7 @@ class Result(Snapshot):
     """The function `outputs` of the run."""
     _predictor: Predictor | None = None
     _personal: Callable[[int], Tensor | None] | None = None
+    """The parameters of a client's own model; None if the result does not hold what clients keep."""
     """Returns the parameters of a client's own model."""
 
     def __repr__(self) -> str:
@@ -240,15 +241,20 @@ class Result(Snapshot):
 
         Raises:
             ValueError: If there is no such client, the algorithm has no personal models, or the result was loaded from
-                a file.
+                a file or is one of `at_best`.
         """
         if not 0 <= i < len(self.last):
             raise ValueError(f"personal_model: 'i' must be a client from 0 to {len(self.last) - 1}, got {i}")
-        params = None if self._personal is None else self._personal(i)
+        if self._personal is None:
+            raise ValueError(
+                f"Cannot give client {i} a model of its own because this result does not hold what clients keep; use "
+                "that of fm.run, which with resume=True also returns the finished run of a folder"
+            )
+        params = self._personal(i)
         if params is None:
             raise ValueError(
-                f"Cannot give client {i} a model of its own because {self.info['algorithm']} has no personal models or "
-                "the result was loaded from a file; use the result of fm.run"
+                f"Cannot give client {i} a model of its own because {self.info['algorithm']} has no personal models; "
+                "use personal=, or an algorithm such as fm.Ditto"
             )
         model = copy.deepcopy(self.model)
         load_flat(model, params, recorded_names(model, self.info))
@@ -338,6 +344,10 @@ class Result(Snapshot):
         if model is not None:
             result._model = _filled(model, result)
         return result
+
+
+def no_own_model(i: int) -> None:
+    """The own model of a client of an algorithm without personal models."""
 
 
 def _filled(model: nn.Module, result: Result) -> nn.Module:

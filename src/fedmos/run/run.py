@@ -15,7 +15,7 @@ from torch import nn
 
 from ..algorithm import Algorithm
 from ..core.history import History, Record, reached
-from ..core.interrupts import interrupt_answered
+from ..core.interrupts import message_on_interrupt
 from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.backend import complete
@@ -27,27 +27,27 @@ from ..engine.round import play_round
 from ..engine.round_results import DivergenceError
 from ..engine.state import FederatedState
 from ..engine.task import DeviceCache
-from ..evaluation.diagnostics import Diagnostics
 from ..evaluation.per_client import tested_distribution
-from ..evaluation.user_metrics import measure
-from ..privacy.compose import with_noise
 from ..privacy.noise import SecretStreams
 from ..storage import RunFolder, Snapshot
 from ..storage.checkpoint import Checkpoints
-from .backends import BackendFactory, BackendSetting, local_backend
+from .abandoned import warn_of_abandoned
+from .backends import BackendFactory, local_backend
 from .best_model import BestModelKeeper
 from .build import prepare_task
 from .callback_checks import check_callbacks
 from .callback_list import CallbackList
 from .callbacks import progress_display
-from .client_evaluation import with_summary
-from .hostile import hostile_clients, poisoned
+from .client_evaluation import ClientEvaluation
+from .hostile import hostile_clients
 from .info import RunInfo
+from .initial_state import initial_state
+from .measurements import RoundMeasurements
 from .plan import plan_of, round_times
 from .preflight import check_metric, check_target
-from .private import affordable_rounds, describe_privacy, private_run, selector_of
+from .private import affordable_rounds, describe_privacy
 from .repeatability import repeatable
-from .result import Result
+from .result import Result, no_own_model
 from .resume import check_unchanged
 from .run_metrics import run_metrics
 from .secure import warn_of_saturation
@@ -62,6 +62,9 @@ class Run:
     `play` executes all of it: `start`, then `next_round` and `finish_round` until `is_complete`, then `finish`. Several
     runs that train together are driven by these methods one by one.
     """
+
+    client_evaluation = ClientEvaluation
+    """How clients are evaluated (`evaluate_clients`)."""
 
     def __init__(
         self,
@@ -83,34 +86,37 @@ class Run:
         self.spec, self.rounds = spec, affordable_rounds(spec)
         self.task = prepare_task(spec, device_cache)
         self.ranks = Ranks.joined(self.task.model.device)
-        self._metrics, self._clients, known = run_metrics(spec, self.task, self.ranks)
-        self._target = check_target(spec.target, known)
-        check_metric("run", "keep_best", spec.keep_best, known)
+        metrics = run_metrics(spec, self.task, self.ranks, self.client_evaluation)
+        self._target = check_target(spec.target, metrics.names)
+        check_metric("run", "keep_best", spec.keep_best, metrics.names)
         self.callbacks = CallbackList(spec.callbacks)
-        check_callbacks(spec, self.task, self.ranks, self.callbacks, known)
+        check_callbacks(spec, self.task, self.ranks, self.callbacks, metrics.names)
         self.display = progress_display(spec.progress, self.label) if self.ranks.first else None
         self.interrupted = False
         """Whether Ctrl-C ended the choice of the execution plan; the run then ends before its next round."""
-        self.info = RunInfo.of(spec, self.task)
+        self.info = self._describe()
         self.info.hostile = hostile_clients(spec).tolist() or None
         self._folder: RunFolder | None = None
         if spec.out is not None and self.ranks.first:  # only rank 0 writes
             self._folder = spec.out if isinstance(spec.out, RunFolder) else RunFolder(spec.out)
         try:
             earlier = None if spec.out is None else self._load_checkpoint(Path(spec.out))
-            with self._attended():
+            with self._interactive():
                 self.state = self._make_state(earlier, make_backend, secret)
         except BaseException:
             self.close()
             raise
-        self._before = self.state.x
+        self._measurements = RoundMeasurements(
+            self.state, self.task, metrics, self.rounds, self.ranks, self._folder, earlier
+        )
         self._best = BestModelKeeper(spec.keep_best, None if earlier is None else earlier.best)
-        self._scores = None if earlier is None else earlier.client_evaluation
-        """The last evaluation of clients."""
-        self._incomplete = earlier is not None and earlier.interrupted and self._lacks_clients(self.state.history)
         self._stopped_by: str | None = None
         """The callback that has ended the run."""
         self._saved = None if earlier is None or earlier.interrupted else self.state.t
+
+    def _describe(self) -> RunInfo:
+        """Describe the run before it starts."""
+        return RunInfo.of(self.spec, self.task)
 
     def _load_checkpoint(self, out: Path) -> Snapshot | None:
         """Find the checkpoint to continue from, on rank 0; other ranks read the one that it has found."""
@@ -138,47 +144,32 @@ class Run:
         complete = _is_complete(earlier.history, self.rounds, self._target)
         if before.light and not complete and self.callbacks.stopped_by(earlier.history) is None:
             raise ValueError(
-                f"Cannot go on with the run in {out} because only its model and history were kept; use a new folder"
+                f"Cannot continue the run in {out} because only its model and history were kept; use a new folder"
             )
 
     def _make_state(
         self, earlier: Snapshot | None, make_backend: BackendFactory, secret: SecretStreams | None
     ) -> FederatedState:
-        """Choose the execution plan, and build the run's state or restore it."""
-        spec, ranks = self.spec, self.ranks
-        before = None if earlier is None else RunInfo.from_json(earlier.info)
-        with arithmetic(spec.precision):
+        """Choose the execution plan, and make the state before round 0 or that of the checkpoint."""
+        plan = self._choose_plan(None if earlier is None else RunInfo.from_json(earlier.info))
+        self.task = replace(self.task, compiled=plan.compiled)
+        scratch = None if self._folder is None else self._folder.path
+        state = initial_state(self.spec, self.task, plan, make_backend, self.ranks, scratch, secret)
+        if earlier is not None:
+            state.restore(earlier)
+        return state
+
+    def _choose_plan(self, before: RunInfo | None) -> ExecutionPlan:
+        """Choose the execution plan and record it, with what the earlier part of the run recorded."""
+        with arithmetic(self.spec.precision):
             plan = self._uninterrupted_plan(before)
         on_cpu = self.task.model.device.type == "cpu"
-        plan = replace(plan, blockwise=ranks.size > 1 and on_cpu if before is None else bool(before.blockwise))
+        plan = replace(plan, blockwise=self.ranks.size > 1 and on_cpu if before is None else bool(before.blockwise))
         if not self.interrupted:
             self.info.set_plan(plan)
         if before is not None:
             self.info.continue_from(before)
-        self.task = replace(self.task, compiled=plan.compiled)
-        scratch = None if self._folder is None else self._folder.path
-        algorithm, hostile = spec.composed_algorithm, hostile_clients(spec)
-        if secret is not None:
-            algorithm = with_noise(algorithm, secret.noise)
-        task = poisoned(spec, self.task, hostile)
-        setting = BackendSetting(task, self.task, algorithm, plan, spec.clocked, spec.on_bad_update, ranks, scratch)
-        state = FederatedState(
-            task=task,
-            algorithm=algorithm,
-            selector=selector_of(spec),
-            backend=make_backend(setting),
-            lr_decay=spec.lr_decay,
-            rounds=spec.rounds,
-            availability=spec.availability,
-            system=spec.clocked,
-            buffer=spec.buffer,
-            update_norms=spec.update_norms,
-            private=private_run(spec, secret),
-            hostile=hostile,
-        )
-        if earlier is not None:
-            state.restore(earlier)
-        return state
+        return plan
 
     def _uninterrupted_plan(self, before: RunInfo | None) -> ExecutionPlan:
         """The execution plan; if Ctrl-C ends the choice, one for a run that plays no round and records no plan."""
@@ -191,10 +182,10 @@ class Run:
             return ExecutionPlan(engine="loop", chunk=1, reason="interrupted")
 
     def play(self) -> Result:
-        """Execute the whole run and return its result. Ctrl-C is answered at once and ends it after the last round."""
+        """Execute the whole run and return its result. Ctrl-C ends it after the last complete round."""
         if self.display is not None:
             self.callbacks.append(self.display)
-        with closing(self), self._attended(), arithmetic(self.task.model.precision):
+        with closing(self), self._interactive(), arithmetic(self.task.model.precision):
             self.start()
             first, times = self.state.t, round_times(self.spec, self.task, self.state.backend, self.ranks)
             try:
@@ -227,12 +218,15 @@ class Run:
         return self.spec.label or type(self.spec.algorithm).__name__
 
     @contextmanager
-    def _attended(self) -> Iterator[None]:
-        """Show messages on the display of progress, and answer Ctrl-C."""
-        with display_messages(None if self.display is None else self.display.say), interrupt_answered(self._answer()):
+    def _interactive(self) -> Iterator[None]:
+        """Show messages on the display of progress, and one at Ctrl-C."""
+        with (
+            display_messages(None if self.display is None else self.display.say),
+            message_on_interrupt(self._interrupt_message()),
+        ):
             yield
 
-    def _answer(self) -> str:
+    def _interrupt_message(self) -> str:
         """What Ctrl-C shows at once."""
         if self.spec.out is None:
             return "Stopping … The result so far is returned; with out=FOLDER, a run can be continued."
@@ -254,9 +248,8 @@ class Run:
 
     def start(self) -> None:
         """Open the files of the folder and call `on_start` of the callbacks."""
-
-        if self._incomplete:  # interrupted between the end of a round and the evaluation of its clients
-            self._with_client_metrics(self.state.history[-1])
+        if self._measurements.incomplete:
+            self._measurements.evaluate_clients(self.state.history[-1])
             self._best.update(self.state.history, self.state.measured)
 
         def start_on_rank0() -> str | None:
@@ -270,9 +263,14 @@ class Run:
 
     def next_round(self) -> Coroutine[Any, Any, Record]:
         """Return the coroutine of the next round."""
-        t = self.state.t + 1
         play = play_round if self.spec.buffer is None else play_buffered_round
-        return play(self.state, evaluate=t % self.spec.eval_every == 0 or t == self.rounds)
+        return play(self.state, evaluate=self.evaluates_next)
+
+    @property
+    def evaluates_next(self) -> bool:
+        """Whether the model is evaluated after the next round."""
+        t = self.state.t + 1
+        return t % self.spec.eval_every == 0 or t == self.rounds
 
     def is_complete(self) -> bool:
         """Whether all rounds are played, the target is reached, or a callback has ended the run."""
@@ -281,46 +279,11 @@ class Run:
     def finish_round(self, record: Record) -> None:
         """Report a round to the callbacks, and write a checkpoint if one is due."""
         self.info.client_accuracy = self.info.diverged = None  # recorded at the end of an earlier part of the run
-        record = self._with_diagnostics(self._with_client_metrics(self._with_user_metrics(record)))
+        record = self._measurements.complete(record, self.callbacks)
         self._best.update(self.state.history, self.state.measured)
         self._stopped_by, due = self.ranks.on_rank0(lambda: self._report(record))
         if due:
             self._save()
-
-    def _with_user_metrics(self, record: Record) -> Record:
-        """Return the record with the metrics of the user, in rounds that are evaluated."""
-        if not self._metrics or self.task.data.test is None or record.value("test_loss") is None:
-            return record
-        found = self.ranks.on_rank0(lambda: measure(self.task, self.state.measured, self._metrics))
-        record = replace(record, metrics=found)
-        self.state.history.amend(record)
-        return record
-
-    def _with_client_metrics(self, record: Record) -> Record:
-        """Return the record with the summary over clients, in rounds in which they are evaluated."""
-        if self._clients is None or not self._clients.due(record.round, self.rounds):
-            return record
-        self._incomplete = False
-        self._scores = self._clients.measure(self.state)
-        record = with_summary(record, self._clients.summary(self._scores))
-        self.state.history.amend(record)
-        if self._folder is not None:
-            self._folder.write_clients(self._scores)
-        return record
-
-    def _lacks_clients(self, history: History) -> bool:
-        """Whether the last record should have a summary over clients, but has none."""
-        due = self._clients is not None and len(history) > 0 and self._clients.due(history[-1].round, self.rounds)
-        return due and history[-1].client_metrics is None
-
-    def _with_diagnostics(self, record: Record) -> Record:
-        """Return the record with the measurements of diagnostics, where there are any."""
-        for callback in self.callbacks:
-            if isinstance(callback, Diagnostics):
-                record = callback.diagnosed(record, self.state, self._before)
-                self.state.history.amend(record)
-        self._before = self.state.x
-        return record
 
     def _report(self, record: Record) -> tuple[str | None, bool]:
         """Write the round to the folder and call the callbacks.
@@ -344,7 +307,7 @@ class Run:
         # An interruption can come between the end of a round and its report.
         self._best.update(self.state.history, self.state.measured)
         snapshot = self.state.snapshot(info, interrupted)
-        return replace(snapshot, best=self._best.on_cpu(), client_evaluation=self._scores)
+        return replace(snapshot, best=self._best.on_cpu(), client_evaluation=self._measurements.scores)
 
     def _save(self, interrupted: bool = False) -> None:
         """Write a checkpoint if the run has a folder and the state has changed since the last one."""
@@ -368,8 +331,8 @@ class Run:
             self.info.compile_seconds = round(self.state.task.program.seconds, 1)
         parts = vars(self._snapshot({}, interrupted)) | {"info": replace(self.info)}
         given: dict[str, Any] = {"_model": self._model(), "_outputs": self.spec.outputs}
-        if type(self.state.algorithm).personal is not Algorithm.personal:
-            given["_personal"] = self.state.personal_model
+        has_own = type(self.state.algorithm).personal is not Algorithm.personal
+        given["_personal"] = self.state.personal_model if has_own else no_own_model
         return Result(**parts, **given)
 
     def finish(self, interrupted: bool = False) -> Result:
@@ -382,14 +345,17 @@ class Run:
             if accuracy is not None:
                 self.info.client_accuracy, self._saved = accuracy, None
         self._save(interrupted)
+        if self.ranks.first:
+            warn_of_abandoned(self.spec, self.state.history)
         final = self.result(interrupted)
         self.ranks.on_rank0(lambda: self.callbacks.on_end(final))
         return final
 
     def _client_accuracy(self) -> dict[str, Any] | None:
         """Return the distribution over clients of the accuracy of the final model, on test samples if they have any."""
-        if self._scores is not None and self._scores.round == self.state.t:
-            return tested_distribution(self._scores.values, self.task.data.names)
+        scores = self._measurements.scores
+        if scores is not None and scores.round == self.state.t:
+            return tested_distribution(scores.values, self.task.data.names)
         if self.spec.out is None:
             return None
         return self.ranks.on_rank0(lambda: self.state.backend.evaluator.client_accuracy(self.state.measured))

@@ -24,20 +24,23 @@ class RunMetrics(NamedTuple):
     """The names of all metrics."""
 
 
-def run_metrics(spec: RunSpec, task: Task, ranks: Ranks | None = None) -> RunMetrics:
+def run_metrics(
+    spec: RunSpec, task: Task, ranks: Ranks | None = None, evaluation: type[ClientEvaluation] = ClientEvaluation
+) -> RunMetrics:
     """Return what a run measures.
 
     Args:
         spec: The options of the run.
         task: The task of the run.
         ranks: The ranks of the run.
+        evaluation: How clients are evaluated.
 
     Raises:
         ValueError: If there are no test samples to measure on, or a metric of the user has the name of a summary over
             clients.
     """
     functions = choose_metrics(task, spec.metrics, spec.evaluate_clients is not None)
-    clients = None if spec.evaluate_clients is None else ClientEvaluation(spec, task, functions, ranks or Ranks())
+    clients = None if spec.evaluate_clients is None else evaluation(spec, task, functions, ranks or Ranks())
     of_clients = [] if clients is None else clients.names
     for name in functions:
         if name in of_clients or (clients is not None and name in ("loss", "accuracy")):

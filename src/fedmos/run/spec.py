@@ -87,6 +87,10 @@ def _record_object(v: Any) -> str | None:
     return None if v is None else repr(v)
 
 
+def _is_metrics(v: Any) -> bool:
+    return isinstance(v, Mapping | Sequence) and not isinstance(v, str)
+
+
 def _record_loss(v: str | LossFunction) -> str:
     return Loss(v).name
 
@@ -182,8 +186,9 @@ class RunSpec:
         shared=True,
     )
     lr_decay: Decay = option(
-        "Factor of the step size per round; a mapping from round (from 0) to a factor that applies from that round on: "
-        "`{150: .5}`; or a function from the round to the factor in it, such as `fm.schedules.Cosine(rounds=500)`.",
+        "Factor of the step size per round; a mapping from round (from 0) to a factor that applies from that round on, "
+        "on top of earlier ones: `{150: .5, 300: .5}`; or a function from the round to the factor in it, such as "
+        "`fm.schedules.Cosine(rounds=500)`.",
         Rule("> 0, or factors > 0 by round", is_decay),
         default=1.0,
         convert=convert_decay,
@@ -268,7 +273,7 @@ class RunSpec:
         convert=int,
         resume="not recorded",
     )
-    evaluate_clients: EvaluateClients | None = option(
+    evaluate_clients: EvaluateClients | int | None = option(
         "Evaluate every client on its own test samples after every so many rounds, and after the last, or as "
         "`fm.EvaluateClients(every=10, sample=100, finetune_steps=5)` says; None for no such evaluation.",
         Rule("an integer ≥ 1 or a fedmos.EvaluateClients", lambda v: count.test(v) or isinstance(v, EvaluateClients)),
@@ -291,7 +296,7 @@ class RunSpec:
     metrics: Metrics | None = option(
         "Metrics on the test set beside loss and accuracy: a mapping of names to functions (outputs, targets) → number "
         "or a list such as `[fm.metrics.AUC()]`; None for those that suit the task (regression, labels, two classes).",
-        Rule("a mapping of names to functions, or a list of fm.metrics", lambda v: isinstance(v, Mapping | Sequence)),
+        Rule("a mapping of names to functions, or a list of fm.metrics", _is_metrics),
         default=None,
         resume="not recorded",
     )
@@ -449,13 +454,13 @@ class RunSpec:
     @cached_property
     def composed_algorithm(self) -> Algorithm:
         """The algorithm with all options that change what clients and server compute, as the engine runs it."""
-        return compose_robustly(self, compose_privately(self, self.algorithm_in_public))
+        return compose_robustly(self, compose_privately(self, self.algorithm_before_noise))
 
     @cached_property
-    def algorithm_in_public(self) -> Algorithm:
-        """The algorithm with local optimisers, personal parameters, local privacy, codecs and BatchNorm state.
+    def algorithm_before_noise(self) -> Algorithm:
+        """The algorithm with all but noise on sums, aggregation rules and attacks.
 
-        Noise on sums is not part of it.
+        That is with local optimisers, personal parameters, local privacy, codecs and BatchNorm state.
         """
         shared = with_personal(
             with_local(self.algorithm, self.local), self.trained_model, self._personal, self.local_steps

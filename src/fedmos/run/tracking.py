@@ -24,6 +24,21 @@ class Tracker(Callback, ABC):
     """Base class of trackers: collects the numbers of every round, which a subclass stores.
 
     A tracker is a callback and serves one run.
+
+    Example:
+        >>> from fedmos.tracking import Tracker
+        >>> class Printed(Tracker):
+        ...     def log(self, values, step):
+        ...         print(step, sorted(values)[:2])
+        ...
+        ...     def describe(self, info):
+        ...         pass
+        ...
+        ...     def close(self):
+        ...         pass
+        >>> options = {"rounds": 1, "local_steps": 1, "batch_size": 8, "progress": False, "callbacks": [Printed()]}
+        >>> result = fm.run(model, data, fm.FedAvg(lr=0.1), fm.Uniform(m=5), **options)
+        1 ['accuracy', 'clients']
     """
 
     def on_round(self, record: Record) -> None:

@@ -68,12 +68,19 @@ def _container(value: Any, depth: int) -> Json:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes that make up the value of an object."""
+    """The attributes that make up the value of an object.
+
+    Those of a dataclass are its fields; an object of a subclass that is no dataclass itself has others beside them.
+    """
+    kind, declared = type(value), set()
     if is_dataclass(value):
         yield from ((f.name, getattr(value, f.name)) for f in fields(value) if f.compare)
-        return
-    kind = type(value)
+        if "__dataclass_fields__" in vars(kind):
+            return
+        declared = {f.name for f in fields(value)}
     for name, item in sorted(getattr(value, "__dict__", {}).items()):
+        if name in declared:
+            continue
         private = isinstance(value, nn.Module) and (name.startswith("_") or name == "training")
         if not private and not isinstance(getattr(kind, name, None), functools.cached_property):
             yield name, item

@@ -55,7 +55,7 @@ class ClientSession(NamedTuple):
 
     secrets: Secrets
     context: str
-    """Run, round, phase and number of the session."""
+    """Run, round and number of the session, which is of one phase."""
     client: int
     threshold: int
     """The number of shares that give a secret."""

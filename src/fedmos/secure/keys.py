@@ -1,6 +1,6 @@
 """Keys of one session: agreement by X25519, derivation by HKDF-SHA256, encryption by ChaCha20-Poly1305.
 
-Every derived key has one purpose: its derivation contains the context (run, round, phase, session) and the clients.
+Every derived key has one purpose: its derivation contains the context (run, round, session) and the clients.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class ServerSession:
 
         Args:
             sent_keys: By client.
-            context: Run, round, phase and number of the session.
+            context: Run, round and number of the session, which is of one phase.
             layout: The vectors of an upload.
             threshold: The number of shares that give a secret.
             needed: The number of uploads without which the sum is not decoded.

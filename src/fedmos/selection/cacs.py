@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,10 @@ class CACS(Selector):
 
     def __post_init__(self) -> None:
         check(self, m=count, clusters=count | none, warmup=whole_number)
+
+    @property
+    def asks(self) -> Sequence[str]:
+        return ("gradients",)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
         clients = torch.arange(view.N)

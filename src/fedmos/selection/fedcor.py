@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,10 @@ class FedCor(Selector):
         )
         if self.interval < 2:
             raise ValueError(f"FedCor: 'interval' must be ≥ 2, got {self.interval}")
+
+    @property
+    def asks(self) -> Sequence[str]:
+        return ("losses",)
 
     def select(self, view: View) -> tuple[Tensor, Tensor]:
         t, m = view.round, min(self.m, view.N)

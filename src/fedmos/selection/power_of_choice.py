@@ -51,6 +51,10 @@ class PowerOfChoice(Selector):
     def reports(self) -> Sequence[str]:
         return ("loss",) if self.loss == "reported" else ()
 
+    @property
+    def asks(self) -> Sequence[str]:
+        return () if self.loss == "reported" else ("losses",)
+
     def validate(self, N: int) -> None:
         if self.d > N:
             raise ValueError(f"PowerOfChoice: 'd' must be ≤ the number of clients ({N}), got {self.d}")

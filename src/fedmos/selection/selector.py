@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from ..core.equality import described
 from ..rng import Purpose, stream, streams
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class View:
     @property
     def N(self) -> int:
         """Number of available clients."""
-        return len(self.p)
+        return self.p.shape[0]
 
     def here(self, values: Tensor) -> Tensor:
         """Restrict values for the whole federation to the available clients."""
@@ -157,6 +158,8 @@ class Selector:
     selects_singly: ClassVar[bool] = True
     """Whether the selector can also draw one client after another, with m = 1, for the option `buffer`."""
 
+    __repr__ = described
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, alias in (("prefetchable", "foreseeable"), ("foreseeable", "prefetchable")):
@@ -169,6 +172,14 @@ class Selector:
 
         A name is one of `REPORTS`, or that of a number, of shape (), that the algorithm uploads; the latter costs no
         extra bytes.
+        """
+        return ()
+
+    @property
+    def asks(self) -> Sequence[str]:
+        """The questions that `select` puts to clients: "losses" for `view.probe`, "gradients" for `view.gradients`.
+
+        The clients of a deployment answer only declared questions, unless their own policy allows more.
         """
         return ()
 

@@ -6,8 +6,6 @@ all. The checkpoint before it is kept until then. Reading a checkpoint executes 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -19,10 +17,10 @@ from typing import Any, NamedTuple
 
 import safetensors
 import safetensors.torch
-import torch
 
 from ..core.history import History, Record
-from ..engine.snapshot import BestModel, ClientScores, Snapshot
+from ..engine.snapshot import Snapshot
+from .checkpoint_format import FORMAT, DamagedError, decode_snapshot, manifest_of, seal, state_tensors, unseal
 from .files import FileRecord, hash_file, storage_errors, sync_folder, write_synced
 from .segments import (
     ClientSegment,
@@ -34,16 +32,12 @@ from .segments import (
     plan_clients,
     plan_history,
 )
+from .tensor_stream import encode_tensors
 
-FORMAT = 2
 _NAME = re.compile(r"\d{6,}")
 _FILE = re.compile(r"\d{6,}/[a-z0-9-]+\.(safetensors|jsonl)")
 _KEPT = 2
-"""Number of checkpoints that are kept."""
-
-
-class DamagedError(ValueError):
-    """A checkpoint is not as it was written, or a part of it is missing."""
+"""Number of checkpoints that are kept by default."""
 
 
 class LoadedCheckpoint(NamedTuple):
@@ -60,6 +54,8 @@ class Checkpoints:
     """The checkpoints in a folder."""
 
     folder: Path
+    kept: int = _KEPT
+    """Number of checkpoints that are kept."""
 
     def __post_init__(self) -> None:
         self.damage: list[str] = []
@@ -86,7 +82,8 @@ class Checkpoints:
             except DamagedError as error:
                 self.damage.append(f"{number:06} ({error})")
             else:
-                self._history, self._clients, self._intact = loaded.history, loaded.clients, {number: loaded.files}
+                self._history, self._clients = loaded.history, loaded.clients
+                self._intact = self._older(number) | {number: loaded.files}
                 self.loaded_number = number
                 return loaded.snapshot
         replaced = sorted(self._numbers(), reverse=True) != numbers  # a running process has written newer ones
@@ -95,6 +92,22 @@ class Checkpoints:
     def load(self, number: int) -> Snapshot:
         """Load the checkpoint with that number."""
         return self._load(number).snapshot
+
+    def load_round(self, done: int) -> Snapshot:
+        """Load the newest intact checkpoint after so many rounds; later ones do not build on it.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        rounds = set()
+        for number in sorted(self._numbers(), reverse=True):
+            with suppress(DamagedError):
+                snapshot = self._load(number).snapshot
+                rounds.add(len(snapshot.history))
+                if len(snapshot.history) == done:
+                    return snapshot
+        kept = ", ".join(map(str, sorted(rounds))) or "none"
+        raise ValueError(f"Cannot go back to round {done} because no checkpoint of it is kept; there are: {kept}")
 
     def write(self, snapshot: Snapshot, changed: Iterable[int] | None = None, only: bool = False) -> None:
         """Write a checkpoint.
@@ -135,11 +148,11 @@ class Checkpoints:
         partial = self.folder / f".{name}.partial"
         partial.mkdir(parents=True)
 
-        def put(file: str, content: Iterable[bytes]) -> FileRecord:
+        def put(file: str, content: Iterable[bytes | memoryview]) -> FileRecord:
             return FileRecord(f"{name}/{file}", *write_synced(partial / file, content))
 
         try:
-            state = put("state.safetensors", [_encode_state(snapshot)])
+            state = put("state.safetensors", encode_tensors(state_tensors(snapshot)))
             history, start = plan_history(self._history, len(snapshot.history))
             if start < len(snapshot.history):
                 file = put("history.jsonl", encode_history(snapshot.history, start))
@@ -149,7 +162,7 @@ class Checkpoints:
                 blocks = enumerate(encode_clients(snapshot.clients, ids))
                 files = [put(f"clients-{i}.safetensors", [block]) for i, block in blocks]
                 clients.append(ClientSegment(ids, files))
-            write_synced(partial / "manifest.json", [_seal(_manifest(snapshot, state, history, clients))])
+            write_synced(partial / "manifest.json", [seal(manifest_of(snapshot, state, history, clients))])
             sync_folder(partial)
             os.rename(partial, self.folder / name)
         except BaseException:
@@ -161,9 +174,22 @@ class Checkpoints:
         names = (file.name for segment in segments for file in segment.files)
         self._intact[self._number] = frozenset((state.name, *names))
 
+    def _older(self, number: int) -> dict[int, frozenset[str]]:
+        """Return the files of the checkpoints before this one that are kept longer than by default.
+
+        They are verified when they are loaded.
+        """
+        found: dict[int, frozenset[str]] = {}
+        for older in sorted((n for n in self._numbers() if n < number), reverse=True)[: self.kept - _KEPT]:
+            with suppress(DamagedError, OSError, KeyError, TypeError, IndexError):
+                manifest = unseal((self.folder / f"{older:06}" / "manifest.json").read_bytes())
+                segments = [[manifest["state"]], *manifest["history"], *manifest["clients"]]
+                found[older] = frozenset(file[0] for segment in segments for file in segment)
+        return found
+
     def _prune(self) -> None:
         """Remove the files that the newest intact checkpoints do not need, as far as possible."""
-        self._intact = dict(sorted(self._intact.items())[-_KEPT:])
+        self._intact = dict(sorted(self._intact.items())[-self.kept :])
         needed = frozenset().union(*self._intact.values())
         for number in self._numbers():
             folder = self.folder / f"{number:06}"
@@ -181,7 +207,7 @@ class Checkpoints:
             DamagedError: if a file is missing or not as it was written.
         """
         try:
-            return self._decode(_unseal((self.folder / f"{number:06}" / "manifest.json").read_bytes()))
+            return self._decode(unseal((self.folder / f"{number:06}" / "manifest.json").read_bytes()))
         except DamagedError:
             raise
         except OSError as error:
@@ -206,20 +232,7 @@ class Checkpoints:
             clients.append(ClientSegment(stored.ids_in(range(first, first + len(segment))), segment))
             first += len(segment)
         tensors = safetensors.torch.load_file(self.folder / state.name)
-        snapshot = Snapshot(
-            params=tensors.pop("params"),
-            server_model=tensors.pop("x", None),
-            last=tensors.pop("last"),
-            server_state=_with_prefix("server.", tensors),
-            selection=_with_prefix("selection.", tensors),
-            queue=_with_prefix("queue.", tensors),
-            history=History(records),
-            clients=stored,
-            info=manifest["info"],
-            interrupted=manifest["interrupted"],
-            best=_decode_best(tensors),
-            client_evaluation=_decode_evaluation(tensors),
-        )
+        snapshot = decode_snapshot(manifest, tensors, History(records), stored)
         return LoadedCheckpoint(snapshot, history, clients, frozenset(file.name for file in files))
 
     def _read_history(self, segments: list[list[FileRecord]]) -> tuple[list[Record], list[HistorySegment]]:
@@ -240,64 +253,3 @@ class Checkpoints:
             raise DamagedError(f"{file.name} has {size} bytes instead of {file.bytes}")
         if sha256 != file.sha256:
             raise DamagedError(f"{file.name} is not what was written")
-
-
-def _manifest(
-    snapshot: Snapshot, state: FileRecord, history: list[HistorySegment], clients: list[ClientSegment]
-) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "info": dict(snapshot.info),
-        "interrupted": snapshot.interrupted,
-        "state": state,
-        "history": [segment.files for segment in history],
-        "clients": [segment.files for segment in clients],
-    }
-
-
-def _encode_state(snapshot: Snapshot) -> bytes:
-    tensors = {"params": snapshot.params, "last": snapshot.last}
-    if snapshot.server_model is not None:
-        tensors["x"] = snapshot.server_model
-    tensors |= {f"server.{name}": v for name, v in snapshot.server_state.items()}
-    tensors |= {f"selection.{name}": v for name, v in snapshot.selection.items()}
-    tensors |= {f"queue.{name}": v for name, v in snapshot.queue.items()}
-    if snapshot.best is not None:
-        tensors |= {"best.round": torch.tensor(snapshot.best.round), "best.params": snapshot.best.params}
-    if snapshot.client_evaluation is not None:
-        tensors |= {"evaluation.round": torch.tensor(snapshot.client_evaluation.round)}
-        tensors |= {f"evaluation.of.{name}": v for name, v in snapshot.client_evaluation.values.items()}
-    return safetensors.torch.save({name: v.contiguous().clone() for name, v in tensors.items()})
-
-
-def _decode_best(tensors: dict[str, Any]) -> BestModel | None:
-    best = _with_prefix("best.", tensors)
-    return BestModel(int(best["round"]), best["params"]) if best else None
-
-
-def _decode_evaluation(tensors: dict[str, Any]) -> ClientScores | None:
-    if "evaluation.round" not in tensors:
-        return None
-    return ClientScores(int(tensors["evaluation.round"]), _with_prefix("evaluation.of.", tensors))
-
-
-def _with_prefix(prefix: str, tensors: dict[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
-
-
-def _seal(content: dict[str, Any]) -> bytes:
-    """Encode a manifest together with the hash of its content."""
-    text = json.dumps(content)
-    return json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": content}).encode()
-
-
-def _unseal(sealed: bytes) -> dict[str, Any]:
-    """Decode a manifest and verify its hash."""
-    try:
-        content: dict[str, Any] = json.loads(sealed)["content"]
-        intact = _seal(content) == sealed
-    except (ValueError, KeyError, TypeError, RecursionError):
-        intact = False
-    if not intact:
-        raise DamagedError("its manifest is not what was written")
-    return content

@@ -52,7 +52,7 @@ class FolderReader:
 
 
 def read_folder(folder: Path) -> FolderCopy:
-    """Return a copy of a folder that nobody is writing to; an empty one if there is no folder."""
+    """Return a copy of a folder that is not written to; an empty one if there is no folder."""
     names = list(_stamps(folder))
     return FolderCopy(names, {name: (folder / name).read_bytes() for name in names})
 

@@ -36,10 +36,10 @@ def storage_errors(action: str, advice: str) -> Iterator[None]:
         raise StorageError(f"Cannot {action} because of an error: {error.strerror or error}; {advice}") from error
 
 
-def write_synced(path: Path, content: Iterable[bytes]) -> tuple[int, str]:
+def write_synced(path: Path, content: Iterable[bytes | memoryview], mode: int = 0o666) -> tuple[int, str]:
     """Write a new file and flush it to the disk; return its size and SHA-256."""
     size, sha = 0, hashlib.sha256()
-    with open(path, "wb", buffering=0) as file:
+    with open(path, "wb", buffering=0, opener=lambda name, flags: os.open(name, flags, mode)) as file:
         for part in content:
             _write_all(file.fileno(), part)
             size += len(part)
@@ -65,6 +65,28 @@ def replace_file(path: Path, content: bytes, writer: str = "") -> None:
             new.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def create_file(path: Path, content: bytes, writer: str = "", mode: int = 0o666) -> bool:
+    """Create a file that is whole from its first moment; returns False if there is one already.
+
+    Args:
+        path: the file.
+        content: its content.
+        writer: a name that distinguishes concurrent writers of one file.
+        mode: its permissions, without those that the umask takes away.
+    """
+    new = path.with_name(f".{path.name}{writer}.partial")
+    try:
+        write_synced(new, [content], mode)
+        os.link(new, path)
+    except FileExistsError:
+        return False
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
 
 
 def sync_folder(path: Path) -> None:
@@ -112,7 +134,7 @@ class AppendOnlyFile:
         os.close(self._file)
 
 
-def _write_all(file: int, content: bytes) -> None:
+def _write_all(file: int, content: bytes | memoryview) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(file, rest) :]

@@ -69,6 +69,18 @@ class FolderLock:
         os.write(self._file, text.encode())
 
 
+def is_held(path: Path) -> bool:
+    """Return whether the holder of a lock is alive, without locking. One on another machine is assumed to be."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return _alive(_read(file))
+    finally:
+        os.close(file)
+
+
 def _this_process() -> dict[str, Any]:
     return {
         "pid": os.getpid(),

@@ -31,6 +31,8 @@ _log = logging.getLogger("fedmos")
 
 CLIENTS = "clients"
 """The folder of the evaluations of clients."""
+STATUS = "status.json"
+"""The status of a deployment's server app, which it can write before the run begins."""
 
 
 class RunFolder(os.PathLike[str]):
@@ -120,7 +122,7 @@ class RunFolder(os.PathLike[str]):
         if self._lock is not None and self._lock.killed_holder:
             _log.warning("The run in %s was ended from outside (%s)", self.path, self._lock.killed_holder)
         if self.checkpoints.damage:
-            _log.warning("The run in %s goes on from %s", self.path, info["recovered"])
+            _log.warning("The run in %s continues from %s", self.path, info["recovered"])
         self._log_file.write(f"Begins after round {len(history)}" if len(history) else "Begins")
         self._schedule = CheckpointSchedule(interval)
 
@@ -213,7 +215,7 @@ class RunFolder(os.PathLike[str]):
         names = {
             path.name
             for path in self.path.iterdir()
-            if not (path.name.startswith(SCRATCH) or path.suffix == ".partial")
+            if not (path.name.startswith(SCRATCH) or path.suffix == ".partial" or path.name == STATUS)
         }
         return names <= {"lock", "checkpoints"} or {"lock", "checkpoints"} <= names
 

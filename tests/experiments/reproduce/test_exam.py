@@ -117,20 +117,31 @@ def test_printed_numbers_are_the_recorded_ones():
         path = DATA / f"{name}.json"
         runs = json.loads(path.read_text())["parts"].get(own, {"runs": []})["runs"] if path.exists() else []
         rows = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("| ")][2:]
+        assert [cells[0] for cells in rows] == [one for one in part.labels if any(run["method"] == one for run in runs)]
+        assert ("\nNot run" in block) == (len(rows) < len(part.labels))
         for cells in rows:
             mine, cells = [run for run in runs if run["method"] == cells[0]], cells[4:]
             for column in part.columns:
                 judged = any(column.key in row for row in part.published.values())
                 cell = cells[1 if judged else 0]
                 cells = cells[3 if judged else 1 :]
-                if not mine:
-                    assert cell == "not run"
-                    continue
                 values = [run[column.kind][column.metric] * column.scale for run in mine]
                 printed = float(re.match(r"-?[\d.]+", cell)[0])
                 assert printed == pytest.approx(statistics.mean(values), abs=0.5001 * 10.0**-column.digits)
                 checked += 1
     assert checked > 20
+
+
+def test_parts_and_methods_without_runs_are_a_sentence(tmp_path):
+    part = study.by_key("pfllib/practical")
+    empty = ResultsTable.of(part, tmp_path)
+    sentence = "Published: FedAvg 85.85 (global model, %); Ditto 97.47 (clients' own models, %)."
+    assert empty.markdown() == f"Not run. {sentence}\n"
+    run = {"lr": 0.005, "seed": 0, "rounds": 2000, "ended": "finished", "best": {}, "clients": {}}
+    some = ResultsTable(part, {"FedAvg": [run], "Ditto": []}, [])
+    assert [row[0] for row in some.rows()] == ["FedAvg"]
+    assert some.not_run() == "Not run: Ditto. Published: Ditto 97.47 (clients' own models, %)."
+    assert exam.summary([study.load("pfllib")], tmp_path) == "Not run: pfllib (pathological, practical).\n"
 
 
 # ------------------------------------------------------------------------------------------------ the command
@@ -172,7 +183,8 @@ def test_exams_without_data_or_gpu_are_left_out_with_a_sentence(tmp_path, monkey
     exam.take([], tmp_path / "runs", options=fm_options(device="cpu"), echo=lines.append)
     said = "\n".join(lines)
     assert "flamby-heart: left out. Cannot load 'heart_disease'" in said
-    assert "To get it, fedmos data get heart_disease" in said
+    assert "To get it, run fedmos data get heart_disease" in said
+    assert lines[-1] == "No exam was run; fedmos exam NAME runs one, and fedmos exam --list shows all."
     with pytest.raises(FileNotFoundError, match="fedmos data get tcga_brca"):
         exam.take(["flamby-brca"], tmp_path / "runs", echo=lines.append)
     for one in EXAMS:
@@ -191,6 +203,7 @@ def test_the_command_lists_exams_and_names_mistakes(tmp_path):
     for part in PARTS:
         assert part.title in listed.output
     assert "did you mean 'flamby-heart'" in str(CliRunner().invoke(app, ["exam", "flamby-hart"]).exception)
+    assert "use fedmos reproduce ghbm-tau" in str(CliRunner().invoke(app, ["exam", "ghbm-tau"]).exception)
     page = tmp_path / "mine.md"
     page.write_text("no block")
     assert "has no block for an exam" in str(CliRunner().invoke(app, ["exam", "--page", str(page)]).exception)

@@ -36,7 +36,9 @@ class WithoutOne(fm.FedAvg):
 
 
 def test_a_hostile_client(deployment, app, tmp_path):
-    settings = configuration("rpow-d", rounds=len(REASONS) + 1, selection={"name": "Full"})
+    settings = configuration(
+        "rpow-d", rounds=len(REASONS) + 1, selection={"name": "Full"}, deploy={"quarantine": "off"}
+    )
     folder = app(settings)
     (client,) = folder.glob("*/client_app.py")
     shutil.copy(Path(__file__).with_name("hostile_client_app.py"), client)

@@ -178,7 +178,7 @@ class TestApp:
         project = tomllib.loads((tmp_path / "My-App" / "pyproject.toml").read_text())
         components = project["tool"]["flwr"]["app"]["components"]
         assert components == {"serverapp": "my_app.server_app:app", "clientapp": "my_app.client_app:app"}
-        assert project["tool"]["flwr"]["app"]["config"] == {"out": "/srv/run"}
+        assert project["tool"]["flwr"]["app"]["config"] == {"out": "/srv/run", "test": ""}
         assert config.load(config.RunConfig, tmp_path / "My-App" / "my_app" / "run.toml") == settings
         for side in ("server", "client"):
             compile((tmp_path / "My-App" / "my_app" / f"{side}_app.py").read_text(), side, "exec")
@@ -223,7 +223,7 @@ except ModuleNotFoundError as error:
 @pytest.mark.parametrize("command", ["node", "apps"])
 def test_the_commands_for_single_machines_start_their_programs(monkeypatch, command):
     started = []
-    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append(arguments))
+    monkeypatch.setattr(os, "execve", lambda program, arguments, environment: started.append(arguments))
     done = CliRunner().invoke(app, ["deploy", command, "--superlink", "host:1"])
     assert done.exit_code == 0, done.output
     ((python, *options, program, name, value),) = started
@@ -232,7 +232,7 @@ def test_the_commands_for_single_machines_start_their_programs(monkeypatch, comm
         assert options == ["-P"]
         assert Path(program).is_file()
     else:
-        assert options == ["-m"]
+        assert options == ["-P", "-m"]
         assert find_spec(program) is not None
 
 

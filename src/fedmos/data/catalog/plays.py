@@ -12,7 +12,6 @@ import numpy as np
 
 from .characters import WINDOW, codes, in_time
 from .chunks import Items, Origin, Part, SampleChunk, check_size, of_files, slices
-from .entries import CatalogEntry
 from .errors import reading
 
 _TEXT = "tinyshakespeare.txt"
@@ -21,14 +20,14 @@ _LARGEST = 16 * 2**20
 _HEADINGS = (re.compile(r"(\S[^:\n]{0,60}):"), re.compile(r"([A-Z][A-Z’' ,-]{1,60})\."))
 
 
-def bundled(entry: CatalogEntry) -> Origin:
+def bundled() -> Origin:
     """Return the origin of the bundled text: a million characters from Shakespeare's plays."""
     text = resources.files("fedmos.data").joinpath("texts", _TEXT).read_bytes()
     identity = [[f"fedmos:{_TEXT}", hashlib.sha256(text).hexdigest()]]
     return Origin(f"fedmos ({_TEXT})", identity, lambda: _windows(roles(text.decode("utf-8"))))
 
 
-def origin(path: Path, entry: CatalogEntry) -> Origin:
+def origin(path: Path) -> Origin:
     """Return the origin of a text file."""
     return of_files(path, [path], lambda: _read(path))
 

@@ -18,7 +18,7 @@ Finder = Callable[[Path, Mapping[str, Path], CatalogEntry], Origin | None]
 
 def _text(folder: Path, names: Mapping[str, Path], entry: CatalogEntry) -> Origin | None:
     found = names.get(f"{entry.name}.txt")
-    return None if found is None else plays.origin(found, entry)
+    return None if found is None else plays.origin(found)
 
 
 _FINDERS: dict[str, tuple[Finder, str]] = {
@@ -59,7 +59,7 @@ def locate(
     if found is not None or root is not None:
         return found
     if entry.name == "shakespeare":
-        return plays.bundled(entry)
+        return plays.bundled()
     if entry.hub is None:
         tried.append("no data set of the hub with its natural clients is known; give one as root='hf://OWNER/NAME'")
         return None
@@ -128,7 +128,7 @@ def _file(path: Path, entry: CatalogEntry) -> Origin:
     if suffix == ".json" and "leaf" in entry.formats:
         return leaf.origin(path, [path], entry)
     if suffix == ".txt" and "text" in entry.formats:
-        return plays.origin(path, entry)
+        return plays.origin(path)
     for kind in entry.formats:
         if kind in ("idx", "cifar10", "cifar100"):
             names = _names(path.parent)

@@ -253,11 +253,7 @@ def dataset_from(
 
 def _known_clients(caller: str, column: np.ndarray, owners: list[str]) -> np.ndarray:
     """Return the clients of test rows as indices into the clients of the training rows."""
-    known = {name: number for number, name in enumerate(owners)}
-    unknown = sorted({str(v) for v in column} - known.keys())
-    if unknown:
-        raise ValueError(f"{caller}: every client must have a row for training, got none of {unknown[0]!r}")
-    return np.array([known[str(v)] for v in column], dtype=np.int64)
+    return _indices(column, owners, f"{caller}: every client must have a row for training, got none of")
 
 
 def _test_arrays(
@@ -285,11 +281,16 @@ def _test_arrays(
 
 def _encode_known(caller: str, column: np.ndarray, words: list[str]) -> np.ndarray:
     """Return the test labels as indices into the training labels."""
-    known = {word: number for number, word in enumerate(words)}
-    unknown = sorted({str(v) for v in column} - known.keys())
+    return _indices(column, words, f"{caller}: test targets must be among the training targets, got")
+
+
+def _indices(column: np.ndarray, known: list[str], error: str) -> np.ndarray:
+    """Return the place of each value among the known ones; `error` and the value are the text for an unknown one."""
+    places = {word: number for number, word in enumerate(known)}
+    unknown = sorted({str(v) for v in column} - places.keys())
     if unknown:
-        raise ValueError(f"{caller}: test targets must be among the training targets, got {unknown[0]!r}")
-    return np.array([known[str(v)] for v in column], dtype=np.int64)
+        raise ValueError(f"{error} {unknown[0]!r}")
+    return np.array([places[str(v)] for v in column], dtype=np.int64)
 
 
 def _same_targets(caller: str, name: Hashable, column: np.ndarray, y: np.ndarray) -> np.ndarray:

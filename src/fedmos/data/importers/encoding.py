@@ -173,9 +173,10 @@ def read_numbers(caller: str, name: Hashable, column: np.ndarray) -> Numbers:
     if column.dtype == object and len(present) and all(isinstance(v, int | float | np.number) for v in present):
         present = np.array(present.tolist())
     if column.ndim != 1 or present.dtype.kind not in "biuf":
+        inputs = "inputs" if caller == "from_csv" else "input_columns"
         raise ValueError(
             f"{caller}: column '{name}' must hold numbers to be an input among others, got {kind_of(column)}; add it "
-            "to 'categorical', turn it into numbers, or name other 'input_columns'"
+            f"to 'categorical', turn it into numbers, or name other '{inputs}'"
         )
     if present.dtype.kind == "f" and not np.isfinite(present).all():
         raise ValueError(f"{caller}: column '{name}' must hold finite numbers, got infinity")

@@ -77,9 +77,9 @@ def _check_names(caller: str, names: Sequence[Hashable], options: EncodingOption
         raise ValueError(
             f"{caller}: 'categorical' must be True, a list of columns or {{column: categories}}, got {got}"
         )
-    asked = [("categorical", name) for name in ([] if isinstance(categorical, bool | None) else categorical)]
-    asked += [("missing", name) for name in (options.missing if isinstance(options.missing, Mapping) else ())]
-    for field, name in asked:
+    named = [("categorical", name) for name in ([] if isinstance(categorical, bool | None) else categorical)]
+    named += [("missing", name) for name in (options.missing if isinstance(options.missing, Mapping) else ())]
+    for field, name in named:
         if name not in names:
             hint = suggest(str(name), map(str, names))
             listed = ", ".join(map(str, names))

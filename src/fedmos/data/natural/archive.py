@@ -38,11 +38,11 @@ def fetch(table: NaturalTable, place: str | None = None) -> Path:
         try:
             return _save(table, _converted(table, source))
         except UnreachableError as error:
-            reasons.append(f"{source.place}: {error}")
+            reasons.append(f"{source.place} {error}")
     files = ", ".join(table.files)
     raise ConnectionError(
-        f"Cannot fetch {table.name!r} because {'; '.join(reasons)}. By hand: put {files} into a folder and give it "
-        f"with fedmos data get {table.name} --from FOLDER"
+        f"Cannot fetch {table.name!r} because {'; '.join(reasons)}. Put {files} into a folder and run "
+        f"fedmos data get {table.name} --from FOLDER"
     )
 
 
@@ -98,7 +98,7 @@ def find(table: NaturalTable, root: str | os.PathLike[str] | None = None) -> tup
     path = place / f"{table.name}.npz" if place.is_dir() or root is None else place
     if not path.is_file():
         raise FileNotFoundError(
-            f"Cannot load {table.name!r} because {path} does not exist. To get it, fedmos data get {table.name}"
+            f"Cannot load {table.name!r} because {path} does not exist. To get it, run fedmos data get {table.name}"
         )
     with reading(path), path.open("rb") as raw, zipfile.ZipFile(raw) as archive:
         found = {name: whole_array(archive, name, _LIMIT) for name in (*_REQUIRED, "held_out", "x_test")}

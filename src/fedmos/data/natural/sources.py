@@ -102,7 +102,7 @@ class DebianPackage:
                 subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=_TIMEOUT)
                 (path,) = Path(folder).iterdir()
             except (OSError, ValueError, subprocess.SubprocessError) as error:
-                raise UnreachableError(f"it cannot be fetched: {error}") from error
+                raise UnreachableError(f"cannot be fetched: {error}") from error
             with reading(self.place), path.open("rb") as file:
                 inner = member_of_deb(file, b"data.tar.xz")
                 found = _members(inner, [f"./{self.folder}/{name}" for name in names], "r:xz")
@@ -124,7 +124,7 @@ class LocalFolder:
         for name in names:
             paths = sorted(self.root.rglob(name), key=lambda path: (len(path.parts), path))
             if not paths:
-                raise UnreachableError(f"it has no file {name}")
+                raise UnreachableError(f"has no file {name}")
             with reading(paths[0]):
                 check_size(name, paths[0].stat().st_size, _LARGEST)
                 found[name] = paths[0].read_bytes()
@@ -136,7 +136,7 @@ def _download(address: str) -> bytes:
         with urllib.request.urlopen(address, timeout=_TIMEOUT) as answer:
             data: bytes = answer.read(_LARGEST + 1)
     except (OSError, urllib.error.URLError) as error:
-        raise UnreachableError(f"it cannot be reached: {getattr(error, 'reason', error)}") from error
+        raise UnreachableError(f"cannot be reached ({getattr(error, 'reason', error)})") from error
     with reading(address):
         check_size("the file", len(data), _LARGEST)
     return data

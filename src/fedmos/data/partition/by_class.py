@@ -153,11 +153,11 @@ class ByClass:
             with np.errstate(divide="ignore"):
                 rank = np.log(left) + rng.gumbel(size=(len(block), len(left)))
             chosen = np.argsort(-rank, axis=1)[:, : self.classes]
-            asked = np.zeros((len(block), len(left)), dtype=np.int64)
-            np.put_along_axis(asked, chosen, parts, axis=1)
-            fits = (np.cumsum(asked, axis=0) <= left).all(1)
-            wants[block[fits]] = asked[fits]
-            left -= asked[fits].sum(0)
+            requested = np.zeros((len(block), len(left)), dtype=np.int64)
+            np.put_along_axis(requested, chosen, parts, axis=1)
+            fits = (np.cumsum(requested, axis=0) <= left).all(1)
+            wants[block[fits]] = requested[fits]
+            left -= requested[fits].sum(0)
             waiting.append(block[~fits])
         return np.concatenate(waiting)
 

@@ -69,12 +69,12 @@ class Dirichlet:
         left = supply.copy()
         while want.any():  # each pass meets all demands or exhausts a class
             q = np.exp(log_q - log_q.max(1, keepdims=True))
-            asked = rng.multinomial(want, q / q.sum(1, keepdims=True))
-            for c in np.flatnonzero(asked.sum(0) > left):
-                asked[:, c] = _random_order_served(rng, asked[:, c], left[c])
-            counts += asked
-            want -= asked.sum(1)
-            left -= asked.sum(0)
+            requested = rng.multinomial(want, q / q.sum(1, keepdims=True))
+            for c in np.flatnonzero(requested.sum(0) > left):
+                requested[:, c] = _random_order_served(rng, requested[:, c], left[c])
+            counts += requested
+            want -= requested.sum(1)
+            left -= requested.sum(0)
             log_q[:, left == 0] = -np.inf
         return counts
 
@@ -157,6 +157,6 @@ def _log_dirichlet(rng: np.random.Generator, concentration: np.ndarray, count: i
     return np.asarray(log_gamma - log_gamma.max(1, keepdims=True))
 
 
-def _random_order_served(rng: np.random.Generator, asked: np.ndarray, left: int) -> np.ndarray:
+def _random_order_served(rng: np.random.Generator, requested: np.ndarray, left: int) -> np.ndarray:
     """Return how many samples each client receives if single requests are met in random order until none is left."""
-    return rng.multivariate_hypergeometric(asked, left, method="marginals")
+    return rng.multivariate_hypergeometric(requested, left, method="marginals")

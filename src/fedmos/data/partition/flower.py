@@ -26,10 +26,9 @@ class FromFlower:
         ValueError: If it is not a partitioner.
 
     Example:
-        ```python
-        partitioner = flwr_datasets.partitioner.DirichletPartitioner(10, "label", alpha=0.5)
-        data = fm.datasets.load("digits").partition(partitioner)
-        ```
+        >>> from flwr_datasets.partitioner import IidPartitioner
+        >>> len(fm.datasets.load("digits").partition(IidPartitioner(num_partitions=10)))
+        10
     """
 
     partitioner: Any

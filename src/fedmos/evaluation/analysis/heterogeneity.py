@@ -22,10 +22,10 @@ from ...engine.execution_plan import choose_plan
 from ...engine.gradients import LocalGradient
 from ...engine.inference import evaluation_mode, with_accepted_inputs
 from ...engine.local_backend import LocalBackend
-from ...engine.round import dry_run
 from ...engine.state import FederatedState, initial_client_state
 from ...engine.task import Task, on_device
 from ...engine.task_check import check_fit
+from ...engine.training import dry_run
 from ...rng import Purpose, choose, stream
 from ...selection import Full
 
@@ -38,6 +38,11 @@ class Heterogeneity:
     """The left-hand sides of the papers' bounds at one model. ∇f_i is client i's gradient on all its data.
 
     For a bound that must hold for each client, the value is the maximum over clients; for a bound on a mean, the mean.
+
+    Example:
+        >>> found = fm.analysis.heterogeneity(model, data, lr=0.1, local_steps=5, batch_size=8)
+        >>> found.clients
+        10
     """
 
     clients: int

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ...core.validation import suggest
 from ...data import datasets
 from ...run.preflight import find_device
 from .command import PartReport, listing, reproduce
-from .results_table import ResultsTable, duration, markdown
+from .results_table import ResultsTable, duration, markdown, wrapped
 from .study import PaperStudy, load, names
 from .train import Echo, ReproduceOptions
 
@@ -55,7 +56,10 @@ def take(
         >>> take(["flamby-heart"], Path("runs/exam"), options=ReproduceOptions(seeds=2))
     """
     options = options or ReproduceOptions()
-    exams, complete = [load(name) for name in chosen] or _suitable(options, echo), True
+    exams, complete = [_exam(name) for name in chosen] or _suitable(options, echo), True
+    if not exams:
+        echo("No exam was run; fedmos exam NAME runs one, and fedmos exam --list shows all.")
+        return True
     for exam in exams:
         _check_data(exam, part)
         own = options if exam.needs == "gpu" or options.device is not None else replace(options, device="cpu")
@@ -64,6 +68,13 @@ def take(
         )
     echo(f"\n{summary(exams, records or out)}")
     return complete
+
+
+def _exam(name: str) -> PaperStudy:
+    if name not in names("exams"):
+        hint = f"; use fedmos reproduce {name}" if name in names() else suggest(name, names("exams"))
+        raise ValueError(f"The exam must be one of {', '.join(names('exams'))}, got {name!r}{hint}")
+    return load(name)
 
 
 def _suitable(options: ReproduceOptions, echo: Echo) -> list[PaperStudy]:
@@ -88,12 +99,18 @@ def _check_data(exam: PaperStudy, part: str | None = None) -> None:
 
 
 def summary(exams: Sequence[PaperStudy], folder: Path) -> str:
-    """Return a table of the parts: how many values agree, and the training time."""
+    """Return a table of the parts that have run: how many values agree, and the training time; and the other parts."""
     lines = [["exam", "part", "values", "agree", "time"]]
+    missing: dict[str, list[str]] = {}
     for exam in exams:
         for one in exam.parts:
             table = ResultsTable.of(one, folder)
+            if not any(table.runs.values()):
+                missing.setdefault(exam.name, []).append(one.name)
+                continue
             verdicts = table.verdicts().values()
             measured = [str(len(verdicts)), str(sum(verdict.agrees for verdict in verdicts))] if verdicts else ["–"] * 2
             lines.append([exam.name, one.name, *measured, duration(table.seconds) if table.sessions else "–"])
-    return markdown(lines)
+    others = "; ".join(f"{name} ({', '.join(parts)})" for name, parts in missing.items())
+    blocks = [markdown(lines)] if len(lines) > 1 else []
+    return "\n".join([*blocks, wrapped(f"Not run: {others}.") + "\n"] if missing else blocks)

@@ -10,7 +10,7 @@ from torch import nn
 from ...core.validation import check, count
 from ...data import Dataset, Normalize, datasets
 from ...data.partition.split import ClientSplit
-from ...models.seeded import seeded
+from ...models.images import cnn_pfllib
 from ...rng import Purpose, generator
 
 
@@ -64,18 +64,4 @@ class Pathological:
 
 def cnn(seed: int = 0) -> nn.Module:
     """Return PFLlib's network for 28×28 images: two 5×5 convolutions and two linear layers, 582,026 parameters."""
-    return seeded(
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 32, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(1024, 512),
-            nn.ReLU(),
-            nn.Linear(512, 10),
-        ),
-        seed,
-    )
+    return cnn_pfllib(seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from .study import ResultColumn, StudyPart
 from .verdict import Verdict
 
 _NOTHING = "–"
-NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class ResultsTable:
         return headings
 
     def rows(self) -> list[list[str]]:
-        """Return the formatted cells, one row per method."""
-        return [self._row(label) for label in self.part.labels]
+        """Return the formatted cells, one row per method that has run."""
+        return [self._row(label) for label in self.part.labels if self.runs[label]]
 
     def _row(self, label: str) -> list[str]:
         runs = self.runs[label]
-        cells = [label, self._step_size(label), str(len(runs)) if runs else _NOTHING, _rounds(runs)]
+        cells = [label, self._step_size(label), str(len(runs)), _rounds(runs)]
         for column in self.part.columns:
             if self._published(column):
                 cells.append(str(self.part.published.get(label, {}).get(column.key, _NOTHING)))
@@ -105,8 +105,6 @@ class ResultsTable:
 
     def _measured(self, column: ResultColumn, label: str) -> str:
         values = list(self.values(column, label).values())
-        if not values:
-            return NOT_RUN
         if column.of is not None and self._level(column) is None:
             return _NOTHING
         if all(v is None for v in values) and "_to" not in column.kind:
@@ -116,8 +114,6 @@ class ResultsTable:
     def _step_size(self, label: str) -> str:
         """Format the step size of the runs, with a note if it is at an end of the grid."""
         lrs = sorted({float(run["lr"]) for run in self.runs[label]})
-        if not lrs:
-            return _NOTHING
         tried = self.part.source_of_runs.table.get("tune", {}).get("lr", ())
         ends = {min(tried): " (smallest tried)", max(tried): " (largest tried)"} if len(tried) > 1 else {}
         return ", ".join(f"{lr:g}{ends.get(lr, '')}" for lr in lrs)
@@ -144,10 +140,30 @@ class ResultsTable:
         times = [f"{words}: {duration(seconds)}" if seconds else words for words, seconds in kinds.items()]
         return "Trained on " + "; ".join(times) + ("; time not recorded." if unknown else ".")
 
+    def not_run(self) -> str:
+        """Return a sentence on the methods without runs and their published values; empty if all have run."""
+        missing = [label for label in self.part.labels if not self.runs[label]]
+        separator = "; " if any("," in label for label in missing) else ", "
+        published = []
+        for column in self.part.columns:
+            rows = [(label, self.part.published.get(label, {}).get(column.key)) for label in missing]
+            values = [f"{label}{':' * ('=' in label)} {value}" for label, value in rows if value is not None]
+            published += [f"{separator.join(values)} ({column.heading})"] if values else []
+        names = "." if len(missing) == len(self.part.labels) else f": {separator.join(missing)}."
+        known = f" Published: {'; '.join(published)}." if published else ""
+        return f"Not run{names}{known}" if missing else ""
+
     def markdown(self) -> str:
         """Return the tables as Markdown."""
-        tables = [[self.headings(), *self.rows()], self.contrasts()]
-        return "\n".join(markdown(table) for table in tables if table)
+        tables = [markdown([self.headings(), *self.rows()])] if any(self.runs.values()) else []
+        tables += [markdown(self.contrasts())] if self.contrasts() else []
+        missing = self.not_run()
+        return "\n".join([*tables, wrapped(missing) + "\n"] if missing else tables)
+
+
+def wrapped(text: str) -> str:
+    """Return a paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text.strip(), 120, break_long_words=False, break_on_hyphens=False)
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
@@ -190,8 +206,6 @@ def _number(v: Any) -> float | None:
 
 def _rounds(runs: Sequence[RunRecord]) -> str:
     """Format the numbers of rounds, and how many runs diverged."""
-    if not runs:
-        return _NOTHING
     lengths = sorted({int(run["rounds"]) for run in runs})
     text = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
     diverged = sum(run["ended"] == "diverged" for run in runs)

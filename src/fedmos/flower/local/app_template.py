@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ...config.own_classes import plain_name, with_sources
+from ...config.text import parse_toml, read_table
 from ...core.version import __version__
 from ...storage.toml import dumps
 
 CONFIGURATION = "run.toml"
+_APPS = ("server_app.py", "client_app.py")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,31}")
 
 _PROJECT = """\
@@ -28,9 +30,10 @@ publisher = "fedmos"
 serverapp = "{package}.server_app:app"
 clientapp = "{package}.client_app:app"
 
-# Settings that `flwr run --run-config 'out="/srv/run"'` can replace.
+# Settings that `flwr run --run-config 'out="/srv/run"'` can replace: the run folder, and the server's file with [test].
 [tool.flwr.app.config]
 out = "{out}"
+test = ""
 """
 
 _APP = '''\
@@ -52,7 +55,7 @@ def with_local_files(configuration: dict[str, Any]) -> tuple[dict[str, Any], dic
     def local(source: str) -> str:
         if source not in names:
             stem = re.sub(r"\W", "_", Path(source).stem)
-            taken = {*names.values(), "__init__.py", "server_app.py", "client_app.py"}
+            taken = {*names.values(), "__init__.py", *_APPS}
             names[source] = next(n for i in count() if (n := f"{stem}{i or ''}.py") not in taken)
             contents[names[source]] = Path(source).read_text("utf-8")
         return names[source]
@@ -83,7 +86,53 @@ def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Pat
         )
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"Cannot write an app into {folder} because it is not empty; use another folder")
-    package = name.replace("-", "_").lower()
+    for path, content in _app_files(name, configuration, out).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content, "utf-8")
+    return folder
+
+
+def keep_app(folder: Path, configuration: dict[str, Any]) -> Path:
+    """Write an app, or check that the one in the folder has the same configuration and own code.
+
+    Returns:
+        The configuration in the app.
+
+    Raises:
+        ValueError: If it has another one, which a deployment that is continued would use without a word.
+    """
+    name = folder.absolute().name
+    kept = folder / _package(name) / CONFIGURATION
+    if not folder.exists():
+        write_app(folder, configuration)
+        return kept
+    files = _app_files(name, configuration, "")
+    new, old = parse_toml(files.pop(f"{_package(name)}/{CONFIGURATION}"), "configuration"), read_table(kept)
+    changed = sorted(key for key in {*new, *old} if new.get(key) != old.get(key))
+    if changed:
+        raise ValueError(
+            f"Cannot continue the deployment in {folder.parent} because its configuration, {kept}, has another "
+            f"{', '.join(map(repr, changed))}; use the same configuration, another folder, or change that file"
+        )
+    for path, content in files.items():
+        own = folder / path
+        is_own_code = own.parent == kept.parent and own.name not in _APPS
+        if is_own_code and (not own.exists() or own.read_text("utf-8") != content):
+            raise ValueError(
+                f"Cannot continue the deployment in {folder.parent} because {own} differs from the code of this "
+                "configuration; use the same code, another folder, or change that file"
+            )
+    return kept
+
+
+def _package(name: str) -> str:
+    """Return the name of the Python package of an app."""
+    return name.replace("-", "_").lower()
+
+
+def _app_files(name: str, configuration: dict[str, Any], out: str) -> dict[str, str]:
+    """Return the contents of an app's files by path."""
+    package = _package(name)
     configuration, own = with_local_files(configuration)
     files = {
         "pyproject.toml": _PROJECT.format(
@@ -100,7 +149,4 @@ def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Pat
     }
     for side in ("server", "client"):
         files[f"{package}/{side}_app.py"] = _APP.format(side=side, configuration=CONFIGURATION)
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(content, "utf-8")
-    return folder
+    return files

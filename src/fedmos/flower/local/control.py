@@ -1,31 +1,35 @@
-"""Client of a SuperLink's control API: registers clients, and starts and monitors runs."""
+"""Client of a SuperLink's control API, by Flower's command line: registers clients, and starts and monitors runs.
+
+The command line is Flower's public interface to this API; every call is a process of `flwr`, and takes about a second.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import json
 import ssl
-import warnings
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from time import monotonic, sleep
+from typing import Any
 from urllib.error import URLError
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
-from flwr.cli.build import build_fab_from_disk
-from flwr.cli.supernode.register import try_load_public_key
-from flwr.common.constant import Status, SubStatus
-from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-)
-from flwr.supercore.constant import NodeStatus
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from ...storage.files import storage_errors
+from ...storage.toml import dumps
+from .environment import flower_environment
+from .programs import program_path
+
+CONNECTION = "fedmos"
+"""Name of the SuperLink in the configuration of the command line."""
+_REGISTERED = "already in use"
+"""In Flower's answer to a key that is registered."""
+_HEADING = "Using SuperLink:"
+"""The begin of a line that `flwr` prints before its answer."""
+_TIMEOUT = 120.0
+_PARALLEL = 4
 
 
 @dataclass(frozen=True)
@@ -39,44 +43,45 @@ class RunState:
     @property
     def ended(self) -> bool:
         """Whether the run has ended, successfully or not."""
-        return self.status == str(Status.FINISHED)
+        return self.status == "finished"
 
     @property
     def completed(self) -> bool:
         """Whether the run has ended successfully."""
-        return self.outcome == str(SubStatus.COMPLETED)
+        return self.outcome == "completed"
 
     @property
     def stopped(self) -> bool:
         """Whether an operator has stopped the run."""
-        return self.outcome == str(SubStatus.STOPPED)
+        return self.outcome == "stopped"
 
     @property
     def raised(self) -> bool:
         """Whether the server app raised an exception, which a restart would repeat. False if it was killed."""
-        return self.outcome == str(SubStatus.FAILED) and self.details.startswith("ServerApp failed with exception")
+        return self.outcome == "failed" and self.details.startswith("ServerApp failed with exception")
 
 
 class ControlClient:
-    """A connection to a SuperLink's control API."""
+    """The commands of `flwr` for one SuperLink.
 
-    def __init__(self, address: str, authority: Path) -> None:
+    Args:
+        address: Host and port of the SuperLink.
+        authority: The certificate of the authority that signed the SuperLink's.
+        home: Folder for the configuration of `flwr`, which names the SuperLink.
+    """
+
+    def __init__(self, address: str, authority: Path, home: Path) -> None:
         self._address = address
-        self._tls = ssl.create_default_context(cafile=str(authority))
-        self._client = ControlHttpClient.from_server_address(
-            server_address=address,
-            insecure=False,
-            root_certificates=authority.read_bytes(),
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedmos")],
-        )
-
-    def __enter__(self) -> ControlClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._client.close()
+        with storage_errors(
+            f"use the certificate {authority}", "see fedmos deploy doctor"
+        ):  # ssl.SSLError is an OSError
+            self._tls = ssl.create_default_context(cafile=str(authority))
+        self._unanswered = ""
+        self.environment = flower_environment(home, 1.0)
+        home.mkdir(parents=True, exist_ok=True)
+        connection = {"address": address, "root-certificates": str(authority.absolute())}
+        superlinks = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+        (home / "config.toml").write_text(dumps(superlinks), "utf-8")
 
     def listening(self) -> bool:
         """Whether the SuperLink responds."""
@@ -84,34 +89,86 @@ class ControlClient:
         try:
             with opener.open(f"https://{self._address}/health", timeout=2) as response:
                 return bool(response.status == 200)
-        except (URLError, OSError):
+        except (URLError, OSError) as error:
+            self._unanswered = str(getattr(error, "reason", error))
             return False
 
-    def register(self, public_key: Path) -> int:
-        """Register a client's public key; returns the node id that Flower assigns."""
-        request = RegisterNodeRequest(public_key=try_load_public_key(public_key))
-        return int(self._client.RegisterNode(request).node_id)
+    def wait(self, seconds: float = 60.0) -> None:
+        """Wait until the SuperLink responds, which takes a few seconds after its start.
+
+        Raises:
+            TimeoutError: If it does not respond in time.
+        """
+        end = monotonic() + seconds
+        while not self.listening():
+            if monotonic() > end:
+                raise TimeoutError(
+                    f"The SuperLink at {self._address} does not answer: {self._unanswered}; see the log of its "
+                    "process, and fedmos deploy doctor"
+                )
+            sleep(0.5)
+
+    def register(self, public_key: Path) -> int | None:
+        """Register a client's public key; returns the node id that Flower assigns, None if the key has one already."""
+        try:
+            return int(self._call("supernode", "register", str(public_key), CONNECTION)["node-id"])
+        except RuntimeError as error:
+            if _REGISTERED not in str(error):
+                raise
+            return None
+
+    def register_all(self, public_keys: Sequence[Path]) -> None:
+        """Register several keys, some at the same time."""
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(self.register, public_keys))
 
     def online(self) -> set[int]:
         """Return the ids of connected nodes."""
-        nodes = self._client.ListNodes(ListNodesRequest()).nodes_info
-        return {node.node_id for node in nodes if node.status == NodeStatus.ONLINE}
+        nodes = self._call("supernode", "list", CONNECTION)["nodes"]
+        return {int(node["node-id"]) for node in nodes if node["status"] == "online"}
 
     def start(self, app: Path, settings: Mapping[str, str | int | float | bool]) -> int:
         """Start an app and return the run's number; `settings` override those in its pyproject.toml."""
-        with warnings.catch_warnings():  # Flower uses a deprecated function of pathspec
-            warnings.simplefilter("ignore", DeprecationWarning)
-            bundle = build_fab_from_disk(app)
-        fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
-        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(settings)))
-        response = self._client.StartRun(request)
-        if not response.HasField("run_id"):
-            raise RuntimeError(
-                f"Cannot start {app} because the SuperLink refuses it: {response.note or 'no reason given'}"
-            )
-        return int(response.run_id)
+        values = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+        options = ("--run-config", values) if values else ()
+        return int(self._call("run", str(app), CONNECTION, *options)["run-id"])
 
     def state(self, run: int) -> RunState:
         """Return the state of a run."""
-        status = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
-        return RunState(status.status, status.sub_status, status.details)
+        (found,) = self._call("list", CONNECTION, "--run-id", str(run))["runs"]
+        status, _, outcome = found["status"].partition(":")
+        return RunState(status, outcome, found["status-details"])
+
+    def stop(self, run: int) -> None:
+        """Stop a run."""
+        self._call("stop", str(run), CONNECTION)
+
+    def follow_command(self, run: int) -> list[str]:
+        """Return a command that prints the log of a run, and ends with the run."""
+        return [program_path("flwr"), "log", str(run), CONNECTION, "--stream"]
+
+    def _call(self, *arguments: str) -> dict[str, Any]:
+        """Run `flwr` and return what it prints as JSON."""
+        done = subprocess.run(
+            [program_path("flwr"), *arguments, "--format", "json"],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT,
+        )
+        answer = _parse(done.stdout)
+        if not answer.get("success"):
+            command = " ".join(("flwr", *arguments))
+            said = str(answer.get("error-message") or done.stderr or done.stdout).splitlines()
+            reason = " ".join(line.strip() for line in said if line.strip() and not line.startswith(_HEADING))
+            raise RuntimeError(f"Cannot run `{command}` because it fails: {reason or 'no reason given'}")
+        return answer
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(text)
+    except json.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}

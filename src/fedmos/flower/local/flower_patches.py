@@ -1,10 +1,11 @@
-"""Changes to Flower's internals: the only module of fedmos that modifies another package.
+"""The accelerator of polling: changes to Flower's internals, the only module of fedmos that modifies another package.
 
-Flower 1.41 offers no option for what these functions change. They act on the current process only, which is a
-SuperNode (`fedmos deploy node`) or a SuperExec (`fedmos deploy apps`), and never on `import fedmos` or a simulation.
+Flower offers no option for what these functions change. They act on the current process only, which is a SuperNode
+(`fedmos deploy node`) or a SuperExec (`fedmos deploy apps`), and never on `import fedmos` or a simulation.
 
-If the installed Flower does not have a name that is replaced here, a warning is logged and Flower's own behaviour
-remains. A deployment then works as with `flower-supernode` and `flower-superexec`:
+They are used with the versions in `KNOWN_VERSIONS` only; with another one a warning is logged. If the installed Flower
+does not have a name that is replaced here, a warning is logged too. In both cases Flower's own behaviour remains, and a
+deployment works as with `flower-supernode` and `flower-superexec`:
 
 - `shorten_supernode_pauses`, `shorten_app_pauses`: every message takes seconds longer.
 - `wait_for_messages`: a client app that starts before its message is stored fails, and its request is repeated.
@@ -23,14 +24,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.supercore.exit import exit_handler
 
 _log = logging.getLogger("fedmos")
+
+KNOWN_VERSIONS = ("1.41", "1.42")
+"""Versions of Flower whose internals this module and `forking_executor` are written for and tested with."""
 
 _RETRY_PAUSE, _MAX_RETRY_PAUSE = 0.05, 1.0
 """Seconds between two requests for data that has not arrived yet: at first, and at most."""
@@ -51,6 +54,20 @@ PATCHED = {
     "superexec_executor": "flwr.supercore.superexec.run_superexec:get_executor",
 }
 """All names that this module replaces, as "module:attribute"."""
+
+
+def known_version() -> bool:
+    """Whether the installed version of Flower is one that the accelerators are made for; logs a warning if not."""
+    installed = version("flwr")
+    if ".".join(installed.split(".")[:2]) in KNOWN_VERSIONS:
+        return True
+    _log.warning(
+        "Flower %s is not one of the versions that fedmos accelerates (%s); the deployment works, more slowly, with "
+        "Flower's own polling and processes",
+        installed,
+        ", ".join(KNOWN_VERSIONS),
+    )
+    return False
 
 
 def shorten_supernode_pauses(poll: float) -> None:
@@ -77,6 +94,8 @@ def deactivate_previous_session(file: Path) -> None:
     The SuperLink takes a killed SuperNode to be connected for another minute, and refuses a new one with the same key.
     This SuperNode stores its node id in `file`, and deactivates the stored node before it connects.
     """
+
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
     def patched(activate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def deactivate_and_activate(client: Any, request: Any) -> Any:
@@ -124,11 +143,6 @@ def use_executor(make_executor: Callable[[], Any]) -> None:
         return make_executor()
 
     _replace("superexec_executor", lambda _: get_executor)
-
-
-def clear_exit_handlers() -> None:
-    """Discard the exit handlers that a forked process inherits; they would close the parent's connections."""
-    exit_handler.registered_exit_handlers.clear()
 
 
 class CappedSleep:

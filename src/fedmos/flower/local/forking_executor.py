@@ -1,4 +1,4 @@
-"""An executor for Flower's SuperExec that runs each task in a fork of the current process.
+"""The accelerator of apps: an executor for Flower's SuperExec that runs each task in a fork of the current process.
 
 Flower's own executor starts a Python process for every message to a client, which imports PyTorch each time. A fork has
 everything imported and starts in milliseconds. It is a process of its own, and ends with its parent.
@@ -11,56 +11,57 @@ import math
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
-from typing import NoReturn
+from typing import Any
 
 import httpx
-from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import PushTaskOutputRequest
-from flwr.supercore.constant import TaskType
+from flwr.supercore.exit import exit_handler
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-from flwr.superlink.cli import flwr_serverapp
-from flwr.supernode.cli import flwr_clientapp
+from flwr.supercore.superexec.executor import LaunchResult
 
-from .die_with_parent import die_with_parent
-from .flower_patches import clear_exit_handlers
+from .forks import run_and_exit
+from .pinned_app import CLIENT_APP, AppGuard, AppRefusedError
+from .programs import load_program
 
 _log = logging.getLogger("fedmos")
 
-_APPS: dict[TaskType, Callable[[], None]] = {
-    TaskType.CLIENT_APP: flwr_clientapp,
-    TaskType.SERVER_APP: flwr_serverapp,
-}
+_CLIENT_APP, _SERVER_APP = CLIENT_APP, "flwr-serverapp"
+"""The types of tasks, each named like the program of Flower that runs it."""
+_APPS: dict[str, Callable[[], None]] = {name: load_program(name) for name in (_CLIENT_APP, _SERVER_APP)}
 _GRACE_PERIOD = 20.0
 """Seconds after which a superseded client app is terminated."""
 
 
 class ForkingExecutor:
-    """Runs every task in a fork; implements the protocol `Executor` of Flower's SuperExec."""
+    """Runs every task in a fork; implements the protocol `Executor` of Flower's SuperExec.
 
-    def __init__(self) -> None:
-        self._servers: dict[int, ExecutionSpec] = {}
+    Args:
+        guard: Refuses other apps than the one that a client has installed; None to run any.
+    """
+
+    def __init__(self, guard: AppGuard | None = None) -> None:
+        self._guard = guard
+        self._servers: dict[int, Any] = {}
         """Server apps, by process id."""
         self._clients: dict[int, float] = {}
         """Client apps by process id, with the time at which each is terminated."""
 
     def get_eligible_capacity(
         self,
-        supported_task_types: set[TaskType],
+        supported_task_types: set[str],
         *,
         insecure: bool = False,
         root_certificates_path: str | None = None,
-    ) -> tuple[set[TaskType], set[str]]:
-        return supported_task_types & set(_APPS), set()
+    ) -> tuple[set[str], set[str]]:
+        return {kind for kind in supported_task_types if kind in _APPS}, set()
 
     def wait_for_capacity(
         self,
-        task_type: TaskType | None = None,
+        task_type: str | None = None,
         *,
         fab_hash: str | None = None,
         insecure: bool = False,
@@ -68,12 +69,12 @@ class ForkingExecutor:
     ) -> None:
         return
 
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
+    def launch(self, spec: Any) -> Any:
         """Start a task."""
         sys.stdout.flush()
         if (pid := os.fork()) == 0:
-            run_and_exit(lambda: _run_app(spec))
-        if spec.task_type is TaskType.SERVER_APP:
+            run_and_exit(lambda: _run_app(spec, self._guard))
+        if spec.task_type == _SERVER_APP:
             self._servers[pid] = spec
         else:
             # A SuperNode has one task at a time, so an earlier client app has finished or will never get its input.
@@ -103,26 +104,13 @@ class ForkingExecutor:
         return
 
 
-def run_and_exit(work: Callable[[], None]) -> NoReturn:
-    """In a forked process: run a function, and exit without the parent's cleanup."""
-    code = 1
-    try:
-        die_with_parent()
-        work()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _run_app(spec: ExecutionSpec) -> None:
+def _run_app(spec: Any, guard: AppGuard | None) -> None:
     """In a forked process: run the app of a task, as Flower's command of the same name does."""
-    clear_exit_handlers()
+    if guard is not None:
+        if spec.task_type != CLIENT_APP:
+            raise AppRefusedError(f"Refused to run {spec.task_type}: this client runs client apps only")
+        guard.enforce()
+    exit_handler.registered_exit_handlers.clear()  # inherited; they would close the parent's connections
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     tls = ["--insecure"] if spec.insecure else []
@@ -133,7 +121,7 @@ def _run_app(spec: ExecutionSpec) -> None:
     _APPS[spec.task_type]()
 
 
-def _report_failure(spec: ExecutionSpec, reason: str) -> None:
+def _report_failure(spec: Any, reason: str) -> None:
     """Report to the SuperLink that a task has failed."""
     client = RuntimeHttpClient.from_server_address(
         server_address=spec.runtime_api_address,
@@ -145,7 +133,7 @@ def _report_failure(spec: ExecutionSpec, reason: str) -> None:
         ],
     )
     try:
-        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=reason))
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status="failed", details=reason))
     except httpx.HTTPError as error:
         _log.warning("%s The failure could not be reported to the SuperLink: %s", reason, error)
     finally:

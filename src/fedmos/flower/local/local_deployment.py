@@ -28,7 +28,7 @@ _MAX_RESTARTS = 5
 _POLLS_PER_SECOND = 40
 """Queries of all clients together, at most: each takes a SuperLink about 5 ms."""
 _STATUS_INTERVAL = 0.5
-"""Seconds between two queries for the state of a run."""
+"""Seconds between two looks at the processes of a run."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,16 @@ class LocalDeployment:
         poll: Seconds between two queries of a process for messages or tasks. By default it depends on the number of
             clients.
         preload: A configuration whose data is read once, instead of by every client for every message.
+        plain: Use Flower's own programs and polling intervals, without the accelerators of fedmos.
     """
 
     def __init__(
-        self, folder: Path, clients: Sequence[str], poll: float | None = None, preload: Path | None = None
+        self,
+        folder: Path,
+        clients: Sequence[str],
+        poll: float | None = None,
+        preload: Path | None = None,
+        plain: bool = False,
     ) -> None:
         self.folder = folder.absolute()
         self.poll = max(0.1, len(clients) / _POLLS_PER_SECOND) if poll is None else poll
@@ -73,6 +79,7 @@ class LocalDeployment:
             for i, (client, address) in enumerate(zip(clients, addresses, strict=True))
         ]
         self._preload = preload
+        self._plain = ("--plain",) if plain else ()
         self._home = self.folder / "flower"
         self.processes = ProcessGroup(self.folder / "logs", flower_environment(self._home, self.poll))
         self._secret = self.folder / "keys" / "apps.secret"
@@ -97,16 +104,15 @@ class LocalDeployment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.control.__exit__(kind, error, trace)
         self.processes.__exit__(kind, error, trace)
 
     def _start_all(self) -> None:
-        self.control = ControlClient(self.address, self.certificates.authority)
+        self.control = ControlClient(self.address, self.certificates.authority, self._home)
         self.start(SUPERLINK)
         self.start(SUPEREXEC)
         self._wait_for_start(self.control.listening, "The SuperLink does not listen", SUPERLINK)
+        self.control.register_all([node.key.public for node in self.nodes])
         for node in self.nodes:
-            self.control.register(node.key.public)
             self.start(node.name)
         names = [node.name for node in self.nodes]
         self._wait_for_start(lambda: len(self.control.online()) == len(names), "Clients do not connect", *names)
@@ -136,14 +142,15 @@ class LocalDeployment:
     def _superexec_command(self) -> list[str]:
         nodes = [text for node in self.nodes for text in ("--supernode", node.address)]
         return [
-            *(sys.executable, "-m", "fedmos.flower.local.superexec", "--secret", str(self._secret)),
+            *(sys.executable, "-m", "fedmos.flower.local.superexec", *self._plain, "--secret", str(self._secret)),
             *("--superlink", self.address, "--root-certificates", str(self.certificates.authority), *nodes),
+            "--any-app",  # of the user who has started this deployment
             *(() if self._preload is None else ("--preload", str(self._preload))),
         ]
 
     def _supernode_command(self, node: LocalNode) -> list[str]:
         return [
-            *(sys.executable, "-P", str(_SUPERNODE_PROGRAM), "--poll", f"{self.poll:g}"),
+            *(sys.executable, "-P", str(_SUPERNODE_PROGRAM), *self._plain, "--poll", f"{self.poll:g}"),
             *("--memory", str(node.folder / "signed-on")),
             *("--superlink", self.address, "--root-certificates", str(self.certificates.authority)),
             *("--auth-supernode-private-key", str(node.key.private)),
@@ -161,7 +168,7 @@ class LocalDeployment:
             app: The folder of the app.
             out: The run folder, which the server app writes.
             timeout: Seconds that the run can take.
-            on_poll: Called after every query for the state of the run.
+            on_poll: Called twice a second, and once at the end.
 
         Raises:
             TimeoutError: If the run takes longer.
@@ -180,15 +187,18 @@ class LocalDeployment:
 
     def wait(self, run: int, timeout: float = math.inf, on_poll: Callable[[], None] = lambda: None) -> RunState:
         """Wait for the end of a run, and restart processes that end meanwhile."""
-        deadline = monotonic() + timeout
-        while not (state := self.control.state(run)).ended:
-            if monotonic() > deadline:
-                raise TimeoutError(f"Run {run}: still {state.status} after {timeout:g} s")
-            self.restart_dead()
-            on_poll()
-            sleep(_STATUS_INTERVAL)
-        on_poll()
-        return state
+        deadline, log = monotonic() + timeout, f"run-{run}"
+        while True:
+            self.processes.start(log, self.control.follow_command(run))  # ends with the run, or with its connection
+            while self.processes.alive(log):
+                if monotonic() > deadline:
+                    raise TimeoutError(f"Run {run}: not finished after {timeout:g} s")
+                self.restart_dead()
+                on_poll()
+                sleep(_STATUS_INTERVAL)
+            if (state := self.control.state(run)).ended:
+                on_poll()
+                return state
 
     def restart_dead(self) -> list[str]:
         """Restart the processes that have ended, and return their names.

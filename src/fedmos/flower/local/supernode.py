@@ -1,25 +1,30 @@
 """Program: a SuperNode with shorter pauses, which can reconnect at once after it was killed.
 
-    python supernode.py --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
+    python supernode.py [--plain] --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
 
-`flower_patches` explains the differences from `flower-supernode`. The program is run as a file, so that a SuperNode
-does not import fedmos and PyTorch.
+`flower_patches` explains the differences from `flower-supernode`. With `--plain`, and on a version of Flower that
+`flower_patches` does not know, there are none. The program is run as a file, so that a SuperNode does not import fedmos
+and PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from flwr.supernode.cli import flower_supernode
+_REFUSED = (
+    "The server refuses this node. Either its key is not registered or was removed, or its clock is more than 5 s "
+    "ahead of the server's or 5 min behind it; fedmos deploy doctor CLIENT.toml compares the clocks."
+)
 
 
-def _load_patches() -> Any:
-    """Load flower_patches.py by its path: importing it from its package would import fedmos."""
-    spec = spec_from_file_location("flower_patches", Path(__file__).with_name("flower_patches.py"))
+def _load(name: str) -> Any:
+    """Load a module of this folder by its path: importing it from its package would import fedmos."""
+    spec = spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -27,19 +32,27 @@ def _load_patches() -> Any:
     return module
 
 
+def _load_patches() -> Any:
+    return _load("flower_patches")
+
+
 def main() -> None:
     """Parse the program's own options, patch Flower, and run `flower-supernode` with the other options."""
     parser = argparse.ArgumentParser(prog="fedmos deploy node", add_help=False, allow_abbrev=False)
     parser.add_argument("--poll", type=float, default=0.5)
     parser.add_argument("--memory", type=Path)
+    parser.add_argument("--plain", action="store_true")
     options, flower_options = parser.parse_known_args()
+    (program,) = entry_points(group="console_scripts", name="flower-supernode")
     patches = _load_patches()
-    patches.shorten_supernode_pauses(options.poll)
-    patches.order_replies()
-    if options.memory is not None:
-        patches.deactivate_previous_session(options.memory)
+    if not options.plain and patches.known_version():
+        patches.shorten_supernode_pauses(options.poll)
+        patches.order_replies()
+        if options.memory is not None:
+            patches.deactivate_previous_session(options.memory)
     sys.argv = ["flower-supernode", *flower_options]
-    flower_supernode()
+    with _load("exit_status").failure_if_refused(_REFUSED):
+        program.load()()
 
 
 if __name__ == "__main__":

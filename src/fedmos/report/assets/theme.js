@@ -40,8 +40,17 @@ const Theme = (() => {
       margin: narrow() ? { l: 40, r: 8, t: 8, b: 38 } : { l: 56, r: 16, t: 28, b: 44 },
       hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--line"), font: { color: css("--ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--faint"), activecolor: css("--ink") },
-      hovermode: "closest", xaxis: axis(x), yaxis: axis(narrow() ? "" : y), ...more,
+      hovermode: "closest", xaxis: axis(x), yaxis: axis(narrow() ? "" : broken(y)), ...more,
     };
+  }
+
+  // A long title of an axis in two lines, because the figure is not high.
+  function broken(title) {
+    const words = title.split(" "), half = title.length / 2;
+    if (title.length <= 32) return title;
+    let first = words.shift();
+    while (words.length > 1 && first.length + words[0].length / 2 < half) first += " " + words.shift();
+    return first + "<br>" + words.join(" ");
   }
 
   const canvas = document.createElement("canvas").getContext("2d");

@@ -1,0 +1,69 @@
+"""What a selector reads by name in a view; undeclared names are errors that say what to declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from ..core.validation import suggest
+from ..selection.selector import Selector, View
+from .named_tensors import UnknownNameError
+
+
+class ReportsByName(dict[str, Tensor]):
+    """`view.reported`, or the argument `reports` of `thin`: the reports that the selector declares."""
+
+    def __init__(self, selector: Selector, reports: Mapping[str, Tensor], source: str = "view.reported") -> None:
+        super().__init__(reports)
+        self._owner, self._source = type(selector).__name__, source
+
+    def __missing__(self, name: Any) -> NoReturn:
+        declared = f"{', '.join(self) or 'nothing'}{suggest(str(name), self)}"
+        raise UnknownNameError(f"{self._owner}: there is no {self._source}[{name!r}]; 'reports' declares {declared}")
+
+
+class StateByName(dict[str, Tensor]):
+    """`view.state`: the state that the selector has stored so far; it starts empty."""
+
+    def __init__(self, selector: Selector, state: dict[str, Tensor]) -> None:
+        super().__init__(state)
+        self._owner, self._declared = type(selector).__name__, tuple(selector.state)
+
+    def __missing__(self, name: Any) -> NoReturn:
+        where = f"{self._owner}: there is no view.state[{name!r}]"
+        if name in self._declared:
+            raise UnknownNameError(f"{where} yet, because state starts empty; use view.state.get({name!r}, …)")
+        declared = ", ".join(self._declared) or "nothing"
+        raise UnknownNameError(f"{where}; 'state' declares {declared}{suggest(str(name), self._declared)}")
+
+
+class UndeclaredUpdates(Mapping[int, Tensor]):
+    """`view.updates` for a selector that does not declare that it reads them."""
+
+    def __init__(self, selector: Selector) -> None:
+        self._owner = type(selector).__name__
+
+    def _refuse(self) -> NoReturn:
+        raise UnknownNameError(
+            f"{self._owner}: there is no view.updates because the server stores them only for selectors that declare "
+            "it; set updates = True in the class"
+        )
+
+    def __getitem__(self, client: int) -> Tensor:
+        self._refuse()
+
+    def __contains__(self, client: object) -> bool:
+        self._refuse()
+
+    def __iter__(self) -> Iterator[int]:
+        self._refuse()
+
+    def __len__(self) -> int:
+        self._refuse()
+
+
+def known_updates(view: View) -> list[Tensor]:
+    """Return the updates that a view offers."""
+    return [] if isinstance(view.updates, UndeclaredUpdates) else list(view.updates.values())

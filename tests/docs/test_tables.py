@@ -1,0 +1,127 @@
+"""Numbers in tables come from committed results, from a command that the section names, or from a named publication."""
+
+import json
+import re
+import runpy
+
+import pytest
+
+from fedmos.experiments.seed_statistics import spread
+from helpers.documents import ROOT, commands, pages, tables
+
+PAGES = pages()
+DOCS = ROOT / "docs"
+METHODS = {page for page in PAGES if page.startswith("docs/algorithms/")} | {"docs/choosing.md"}
+FILLED = re.compile(
+    r"<!-- (reproduce \S+|summary|\w+:begin|common|tuned|accuracy|curves|one-class|time|numbers: \S+|study: \S+.*) -->"
+)
+PUBLISHED = re.compile(r"(Table|Figure|Figures|Section|Tables) [IVX\d]+")
+RUNS = re.compile(
+    r"(python (benchmarks|examples|docs|tools)/|fedmos (demo|compare|run|exam|reproduce|privacy|data|deploy local)|make (bench|test|demo))"
+)
+DECLARED = {"Bytes and gradients", "Cost", "Hyper-parameters", "Settings"}
+"""Sections of the methods' pages whose numbers are declarations, which the conformance suite checks."""
+
+
+def unsupported(page, table):
+    """Whether nothing in the section of a table of numbers says where they come from."""
+    if not table.measured or (page in METHODS and table.heading in DECLARED):
+        return False
+    if FILLED.search(table.section) or PUBLISHED.search(table.section):
+        return False
+    return not any(RUNS.match(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) for command in commands(table.section))
+
+
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if tables(text)])
+def test_numbers_have_a_source(page):
+    found = [f"{page}:{table.line} ({table.heading})" for table in tables(PAGES[page]) if unsupported(page, table)]
+    assert not found, "name the command that measures these numbers, or fill them in from a committed file"
+
+
+def test_a_table_without_a_source_is_found():
+    (table,) = tables("# Speed\n\n| job | ms |\n|---|---:|\n| mlp | 1.2 |\n| cnn | 3.4 |\n")
+    assert unsupported("page", table)
+    (table,) = tables("# Speed\n\n`python benchmarks/engines.py`\n\n| job | ms |\n|---|---:|\n| mlp | 1.2 |\n")
+    assert not unsupported("page", table)
+
+
+MARKED = [(page, match) for page, text in PAGES.items() for match in re.findall(r"(?m)^<!-- numbers: (\S+) -->$", text)]
+
+
+@pytest.mark.parametrize(("page", "path"), MARKED)
+def test_marked_tables_have_the_numbers_of_their_file(page, path):
+    text = PAGES[page]
+    position = text[: text.index(f"<!-- numbers: {path} -->")].count("\n") + 2
+    (table,) = [table for table in tables(text) if table.line == position]
+    known = set(_numbers(json.loads((ROOT / path).read_text("utf-8"))))
+    cells = [cell for row in table.rows[1:] for cell in row[1:]]
+    wrong = [cell for cell in cells for word in re.findall(r"\d+(?:\.\d+)?", cell) if not _occurs(word, known)]
+    assert known
+    assert not wrong
+
+
+def _numbers(value):
+    """All numbers in a JSON value."""
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(one)
+    elif isinstance(value, int | float):
+        yield float(value)
+
+
+def _occurs(word, known):
+    """Whether a printed number is one of the known numbers, rounded to its digits."""
+    digits = len(word.partition(".")[2])
+    return any(f"{value:.{digits}f}" == word for value in known)
+
+
+def test_numbers_of_the_demo_in_the_readme():
+    methods = json.loads((DOCS / "start" / "demo.json").read_text("utf-8"))["methods"]
+    rounds = {method["method"]: spread(method["per_seed"]["rounds"]) for method in methods}
+    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+    assert f"(ACS) reaches 90 % after {rounds['FedMoS (ACS)']} rounds, FedAvg after {rounds['FedAvg']}." in text
+
+
+def test_tables_of_the_comparison_are_those_of_its_numbers():
+    folder = DOCS / "comparison"
+    build = runpy.run_path(str(folder / "build.py"))
+    methods = json.loads((folder / "table.json").read_text("utf-8"))["methods"]
+    page = (folder / "README.md").read_text("utf-8")
+    assert build["filled"](page, methods) == page
+    methods[0]["per_seed"]["rounds"] = [1, 1, 1]
+    assert build["filled"](page, methods) != page
+
+
+def test_tables_of_fl_simulator_s_setting_are_those_of_its_numbers():
+    folder = DOCS / "comparison"
+    build = runpy.run_path(str(folder / "build_fl_simulator.py"))
+    numbers = json.loads((folder / "data" / "fl-simulator.json").read_text("utf-8"))
+    page = (folder / "fl-simulator.md").read_text("utf-8")
+    assert build["filled"](page, numbers) == page
+    run = {"split": "dirichlet-0.6", "method": "FedMoS", "rounds": 300, "accuracy": {"40": 0.5, "300": 0.25}}
+    build["add"](numbers, run | {"rounds": 219})
+    assert build["filled"](page, numbers) == page  # too short
+    build["add"](numbers, run | {"split": "one-class", "rounds": 59, "diverged": "client 3"})
+    assert "| FedMoS | 50.00 | diverged in round 60 |" in build["filled"](page, numbers)
+    build["add"](numbers, run | {"method": "FedAvg", "rounds": 250, "accuracy": {"220": 0.1234}})
+    assert "| FedAvg | 80.65 | 12.34 | ended after 250 |" in build["filled"](page, numbers)
+
+
+def test_tables_of_studies_are_those_of_their_numbers():
+    build = runpy.run_path(str(DOCS / "comparison" / "build_studies.py"))
+    numbers = json.loads((DOCS / "comparison" / "data" / "studies.json").read_text("utf-8"))
+    filled = [text for page in DOCS.glob("*.md") if "<!-- study: " in (text := page.read_text("utf-8"))]
+    assert len(filled) >= 3
+    for page in filled:
+        assert build["filled"](page, numbers) == page
+    numbers["robust"]["none"]["runs"][0]["accuracy"] = 0.0
+    assert any(build["filled"](page, numbers) != page for page in filled)
+
+
+def test_the_report_of_the_comparison_has_its_numbers():
+    folder = DOCS / "comparison"
+    report = (folder / "report.html").read_text("utf-8")
+    assert len(report) < 5_000_000
+    for method in json.loads((folder / "table.json").read_text("utf-8"))["methods"]:
+        assert spread(method["per_seed"]["rounds"]) in report
+        assert spread(method["per_seed"]["final"], 3) in report
