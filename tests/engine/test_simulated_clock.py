@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import chdtrc, ndtri
 
 import fedmos as fm
+from fedmos.engine.simulated_clock import Clock
 from fedmos.rng import Purpose, stream
 from helpers.clocked import PROFILES, RARE, SIGMA, B, D, K, client_seconds, digest, run
 from helpers.problems import quadratic
@@ -35,7 +37,8 @@ def test_profiles_given_in_full(tmp_path):
     key = stream(0, 0, 0, Purpose.AVAILABILITY)
     assert fm.Constant(3).values(2, key).tolist() == [3.0, 3.0]
     path = tmp_path / "speed.csv"
-    path.write_text("value,speed\n1,10\n2,20.5\n")
+    path.write_text("value,speed\n1,10\n2,20.5\n", encoding="utf-8-sig")
+    assert fm.PerClient(path).numbers == (1.0, 2.0)  # without the mark that spreadsheets put in front
     assert fm.Table([4, 5.5]).values(2, key).tolist() == [4.0, 5.5]
     assert fm.Table(path, column="speed").values(2, key).tolist() == [10.0, 20.5]
     for make, sentence in (
@@ -44,12 +47,37 @@ def test_profiles_given_in_full(tmp_path):
         (lambda: fm.Table([1, 2]).values(3, key), "PerClient: 'numbers' must hold one for each of 3 clients, got 2"),
         (lambda: fm.Constant(0), "Constant: 'value' must be > 0, got 0"),
         (lambda: fm.System(speed="fast"), "System: 'speed' must be > 0 or a profile, got 'fast'"),
+        (lambda: fm.System(speed={0: 10.0}), "System: 'speed' must be > 0 or a profile, got {0: 10.0}"),
         (lambda: fm.System(over_select=0.9), "System: 'over_select' must be ≥ 1, got 0.9"),
         (lambda: fm.System(quorum=1.1), "System: 'quorum' must be in [0, 1], got 1.1"),
     ):
         with pytest.raises(ValueError) as error:
             make()
         assert sentence in str(error.value)
+
+
+class Measured:
+    """A profile of the user's."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def values(self, N, key):
+        return self.numbers
+
+
+def test_an_own_profile_returns_a_positive_number_for_each_client():
+    assert Clock(fm.System(speed=Measured([1, 2, 4])), 3, seed=0)._speed.tolist() == [1.0, 2.0, 4.0]
+    assert Clock(fm.System(speed=np.float32(2)), 2, seed=0)._speed.tolist() == [2.0, 2.0]
+    for numbers, sentence in (
+        (torch.ones(4), "a number for each of 3 clients, got a tensor of shape (4,)"),
+        (torch.tensor([1.0, 0.0, 2.0]), "numbers > 0, got 0.0"),
+        (torch.tensor([1.0, torch.nan, 2.0]), "numbers > 0, got nan"),
+        ("fast", "a tensor of 3 numbers, got 'fast'"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Clock(fm.System(speed=Measured(numbers)), 3, seed=0)
+        assert str(error.value) == f"Measured: 'values' must return {sentence}"
 
 
 def test_profiles_differ_between_speed_and_bandwidth(quick):

@@ -1,6 +1,7 @@
 """Sampling variance and selection skew."""
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -65,3 +66,36 @@ def test_clustered_by_size_has_a_closed_form():
 def test_a_choice_after_training_has_no_draws():
     with pytest.raises(ValueError, match=r"^Cannot draw weights with OCS because it chooses after training; use a run"):
         fm.analysis.sampling_variance(fm.OCS(m=2), P)
+
+
+class Largest(fm.MD):
+    """Draws other clients than its base class."""
+
+    def select(self, view):
+        return view.n.argsort(descending=True)[: self.m].tolist(), [0.5] * self.m
+
+
+def test_a_subclass_does_not_have_the_closed_form_of_its_base():
+    found = fm.analysis.sampling_variance(Largest(m=2), P, n=torch.tensor([1, 4, 3, 2]), draws=3)
+    assert not found.exact
+    assert found.mean.tolist() == [0, 0.5, 0.5, 0]
+
+
+def test_losses_and_importances_can_be_lists_and_float32():
+    selector, p, losses = fm.PowerOfChoice(m=1, d=4), [0.25] * 4, [1.0, 2.0, 3.0, 4.0]
+    assert fm.analysis.selection_skew(selector, p, losses, draws=2) == 1.6
+    assert fm.analysis.selection_skew(selector, torch.tensor(p), torch.tensor(losses), draws=2) == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize(
+    ("selector", "p", "draws", "message"),
+    [
+        (fm.MD(m=2), 2 * P, 10, "sampling_variance: 'p' must have the sum one, got 2; use p / p.sum()"),
+        (fm.MD(m=2), P - 0.2, 10, "sampling_variance: 'p' must hold a number ≥ 0 for each client, got [0.2, "),
+        (fm.Uniform(m=5), P, 10, "Uniform: 'm' must be ≤ the number of clients (4), got 5"),
+        (fm.Uniform(m=2, weights="cohort"), P, 1, "sampling_variance: 'draws' must be an integer ≥ 2, got 1"),
+    ],
+)
+def test_what_has_no_variance_is_refused(selector, p, draws, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        fm.analysis.sampling_variance(selector, p, draws=draws)

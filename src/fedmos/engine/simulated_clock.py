@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -96,7 +96,7 @@ class PerClient:
         numbers = self.numbers
         if isinstance(numbers, str | Path):
             try:
-                with Path(numbers).open(newline="", encoding="utf-8") as file:
+                with Path(numbers).open(newline="", encoding="utf-8-sig") as file:
                     numbers = [float(row[self.column]) for row in csv.DictReader(file)]
             except (KeyError, ValueError, TypeError, OSError, csv.Error) as error:
                 raise ValueError(
@@ -117,10 +117,32 @@ class PerClient:
 
 
 def _is_profile(v: object) -> bool:
-    return positive.test(v) or hasattr(v, "values")
+    return positive.test(v) or (callable(getattr(v, "values", None)) and not isinstance(v, type | Mapping))
 
 
 _profile = Rule("> 0 or a profile", _is_profile)
+
+
+def _values(v: float | Profile, N: int, key: Tensor) -> Tensor:
+    """Return the numbers of N clients, (N,), float64.
+
+    Raises:
+        ValueError: If a profile does not return a positive number for each client.
+    """
+    if positive.test(v):
+        return Constant(float(v)).values(N, key)  # type: ignore[arg-type]
+    found: Any = v.values(N, key)  # type: ignore[union-attr]
+    owner = f"{type(v).__name__}: 'values' must return"
+    try:
+        numbers = torch.as_tensor(found, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{owner} a tensor of {N} numbers, got {format_value(found)}") from None
+    if numbers.shape != (N,):
+        raise ValueError(f"{owner} a number for each of {N} clients, got a tensor of shape {tuple(numbers.shape)}")
+    if not bool(((numbers > 0) & numbers.isfinite()).all()):
+        fault = numbers[~((numbers > 0) & numbers.isfinite())][0]
+        raise ValueError(f"{owner} numbers > 0, got {format_value(fault.item())}")
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +208,7 @@ class Clock:
         self.now = 0.0
         key = stream(seed, 0, 2, Purpose.AVAILABILITY)
         self._speed, self._down, self._up = (
-            (Constant(v) if isinstance(v, int | float) else v).values(N, fold(key, i))
-            for i, v in enumerate((system.speed, system.down, system.up))
+            _values(v, N, fold(key, i)) for i, v in enumerate((system.speed, system.down, system.up))
         )
 
     def seconds(self, ids: Tensor, down: Tensor, up: int, gradients: Tensor, losses: Tensor) -> Tensor:

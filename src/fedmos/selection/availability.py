@@ -175,7 +175,7 @@ def _read(path: Path) -> list[tuple[int, ...]]:
             if not all(isinstance(v, int) for row in rows for v in row):
                 raise ValueError("not whole numbers")
             return rows
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             return [tuple(int(row[column]) for column in columns) for row in csv.DictReader(file)]
     except ModuleNotFoundError:
         raise ValueError(f"Cannot read the trace {path} because pyarrow is not installed; use CSV") from None

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.formatting import format_value
+from ...core.validation import Rule, count, require
 from ...data.synthetic import Quadratic
+from ...engine.selected import as_array
 from ...selection import ACS, MD, Clustered, Full, Uniform
 from ...selection.selector import Selector, View, thins
+
+
+_ROUNDING = 1e-4
+"""By how much the sum of importances, perhaps in float32, may differ from one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,25 +62,43 @@ def sampling_variance(
         p: Importances of the clients.
         n: Numbers of samples of the clients (default: one each).
         losses: Local losses, for selectors that request them.
-        draws: Number of draws of an estimate.
+        draws: Number of draws of an estimate, at least 2.
         seed: Seed of the draws.
 
     Returns:
         A `Sampling`.
 
+    Raises:
+        ValueError: If an argument is invalid.
+
     Example:
         >>> fm.analysis.sampling_variance(fm.Uniform(m=4, weights="unbiased"), torch.full((8,), 1 / 8)).total
         0.125
     """
-    p = torch.as_tensor(p, dtype=torch.float64)
+    p = _importances("sampling_variance", selector, p)
     known = _closed_form(selector, p)
     if known is not None:
         return known
+    require("sampling_variance", "draws", draws, Rule("an integer ≥ 2", lambda v: count.test(v) and v >= 2))
     weights = draw_weights(selector, p, n, losses, draws, seed)
     return Sampling(mean=weights.mean(0), variance=weights.var(0), exact=False)
 
 
+def _importances(owner: str, selector: Selector, p: Any) -> Tensor:
+    """Return valid importances of as many clients as the selector supports, float64."""
+    p = torch.as_tensor(p, dtype=torch.float64)
+    if p.ndim != 1 or not bool((p >= 0).all()):
+        raise ValueError(f"{owner}: 'p' must hold a number ≥ 0 for each client, got {format_value(p.tolist())}")
+    if abs(float(p.sum()) - 1) > _ROUNDING:
+        raise ValueError(f"{owner}: 'p' must have the sum one, got {float(p.sum()):g}; use p / p.sum()")
+    selector.validate(len(p))
+    return p
+
+
 def _closed_form(selector: Selector, p: Tensor) -> Sampling | None:
+    """Return the moments of the weights by a formula; None without one. A subclass may draw otherwise."""
+    if type(selector) not in (Full, MD, ACS, Clustered, Uniform):
+        return None
     N = len(p)
     match selector:
         case Full():
@@ -100,6 +126,9 @@ def draw_weights(
         draws: Number of rounds.
         seed: Seed of the draws.
 
+    Raises:
+        ValueError: If an argument is invalid, or the selector chooses after local training.
+
     Example:
         >>> fm.analysis.draw_weights(fm.MD(m=5), torch.full((10,), 0.1), None, None, draws=3).sum(1)
         tensor([1., 1., 1.], dtype=torch.float64)
@@ -108,14 +137,17 @@ def draw_weights(
         raise ValueError(
             f"Cannot draw weights with {type(selector).__name__} because it chooses after training; use a run's records"
         )
+    p = _importances("draw_weights", selector, p)
+    require("draw_weights", "draws", draws, count)
     N = len(p)
+    losses = None if losses is None else torch.as_tensor(losses, dtype=torch.float64)
     weights = torch.zeros(draws, N, dtype=torch.float64)
     unknown = torch.full((N,), torch.nan, dtype=torch.float64)
     view = View(
         seed=seed,
         round=0,
         p=p,
-        n=torch.ones(N, dtype=torch.int64) if n is None else n,
+        n=torch.ones(N, dtype=torch.int64) if n is None else torch.as_tensor(n),
         reported=dict.fromkeys(selector.reports, unknown if losses is None else losses),
         last=torch.full((N,), -1 if losses is None else 0),
         picks=torch.zeros(N, dtype=torch.int64),
@@ -123,8 +155,8 @@ def draw_weights(
     if losses is not None:
         view.ask_losses = lambda ids, batch: losses[ids]
     for view.round in range(draws):
-        ids, w = selector.select(view)
-        weights[view.round].index_add_(0, ids, w)
+        ids, w = (torch.from_numpy(as_array(v)) for v in selector.select(view))
+        weights[view.round].index_add_(0, ids, w.to(torch.float64))
     return weights
 
 
@@ -158,10 +190,10 @@ def selection_skew(
         >>> fm.analysis.selection_skew(fm.PowerOfChoice(m=1, d=4), p, losses, draws=100)
         1.6
     """
-    p = torch.as_tensor(p, dtype=torch.float64)
+    p = _importances("selection_skew", selector, p)
     known = _closed_form(selector, p)
     weights = draw_weights(selector, p, None, losses, draws, seed).mean(0) if known is None else known.mean
-    excess = (losses if losses_at is None else losses_at) - best
+    excess = torch.as_tensor(losses if losses_at is None else losses_at, dtype=torch.float64) - best
     skew: Tensor = (excess @ weights) / (excess @ p)
     return float(skew) if skew.ndim == 0 else skew
 
