@@ -1,5 +1,7 @@
 """Metrics against scikit-learn, and the concordance index against its definition."""
 
+import math
+
 import pytest
 import torch
 from sklearn import metrics as reference
@@ -81,3 +83,12 @@ def test_concordance_against_its_definition():
                 concordant += 1.0 if scores[i] > scores[j] else 0.5 if scores[i] == scores[j] else 0.0
     targets = torch.stack([times, events.float()], 1)
     assert fm.metrics.CIndex()(scores[:, None], targets) == pytest.approx(concordant / comparable)
+
+
+def test_what_is_not_defined_is_nan():
+    """R² of constant targets, and ranks of outputs that are no numbers."""
+    assert math.isnan(fm.metrics.R2()(torch.tensor([1.0, 2.0]), torch.ones(2)))
+    broken = SCORES.index_fill(0, torch.tensor([3]), torch.nan)
+    assert math.isnan(fm.metrics.AUC()(broken, CLASSES))
+    assert math.isnan(fm.metrics.AUC()(broken[:, 0], LABELS[:, 0]))
+    assert math.isnan(fm.metrics.CIndex()(torch.tensor([torch.nan, 1.0]), torch.tensor([[1.0, 1.0], [2.0, 0.0]])))

@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -83,7 +84,8 @@ class R2(Metric):
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
         true = targets.double().reshape(len(targets), -1)
         residual = (_real(outputs, targets).reshape(true.shape) - true).square().sum(0)
-        return float((1 - residual / (true - true.mean(0)).square().sum(0)).mean())
+        total = (true - true.mean(0)).square().sum(0)
+        return float(torch.where(total > 0, 1 - residual / total, torch.nan).mean())
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class AUC(Metric):
     """The area under the ROC curve. With several classes or labels, the mean of one against the rest.
 
     The score of a class is its probability: the softmax of the outputs, unless they are probabilities already. A class
-    with only positive or only negative samples does not count; NaN if none counts.
+    with only positive or only negative samples does not count; NaN if none counts, or a score is NaN.
 
     Example:
         >>> fm.metrics.AUC()(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0]))
@@ -156,7 +158,8 @@ class AUC(Metric):
 class CIndex(Metric):
     """Harrell's concordance index of survival times: higher outputs should mean earlier events.
 
-    Outputs are one log hazard per sample, targets (time, event) as for `fm.losses.Cox`. Ties of outputs count one half.
+    Outputs are one log hazard per sample, targets (time, event) as for `fm.losses.Cox`. Ties of outputs count one half;
+    NaN if an output that counts is NaN.
 
     Example:
         >>> fm.metrics.CIndex()(torch.tensor([2.0, 1.0]), torch.tensor([[1.0, 1.0], [2.0, 0.0]]))
@@ -170,7 +173,7 @@ class CIndex(Metric):
         comparable = events[:, None] & (times[:, None] < times[None, :])
         comparable |= events[:, None] & ~events[None, :] & (times[:, None] == times[None, :])
         difference = scores[:, None] - scores[None, :]
-        concordant = (difference > 0).double() + 0.5 * (difference == 0)
+        concordant = torch.where(difference.isnan(), torch.nan, (difference > 0).double() + 0.5 * (difference == 0))
         return float(concordant[comparable].mean())
 
 
@@ -253,6 +256,8 @@ def _area(scores: Tensor, positive: Tensor) -> float | None:
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if positives == 0 or negatives == 0:
         return None
+    if bool(scores.isnan().any()):
+        return math.nan
     _, inverse, counts = torch.unique(scores, return_inverse=True, return_counts=True)
     ends = counts.cumsum(0)
     ranks = (ends - (counts - 1) / 2).double()[inverse]
