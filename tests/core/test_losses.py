@@ -16,6 +16,7 @@ from fedmos.engine.batches import Chunk
 from fedmos.engine.loop import Loop
 from fedmos.engine.task import Task
 from fedmos.evaluation import metrics
+from fedmos.evaluation.measurable import has_classes
 
 
 # Losses and accuracies of sequences
@@ -109,10 +110,10 @@ def test_accuracy_of_sequences_leaves_out_padding(monkeypatch):
 
 def test_classes_are_on_axis_1():
     targets = torch.zeros(2, 7, dtype=torch.int64)
-    assert metrics.has_classes(torch.zeros(2, 5, 7), targets)
-    assert not metrics.has_classes(torch.zeros(2, 7, 5), targets)
-    assert not metrics.has_classes(torch.zeros(2, 5, 7), targets.double())
-    assert not metrics.has_classes(torch.zeros(2, 1, 7), targets)
+    assert has_classes(torch.zeros(2, 5, 7), targets)
+    assert not has_classes(torch.zeros(2, 7, 5), targets)
+    assert not has_classes(torch.zeros(2, 5, 7), targets.double())
+    assert not has_classes(torch.zeros(2, 1, 7), targets)
 
 
 def test_engines_agree_on_padded_sequences():

@@ -37,7 +37,8 @@ def run(algorithm: fm.Algorithm, engine: str = "batched", **changes) -> fm.Resul
 
 @pytest.mark.parametrize("scale", [0.8, 5.0, 700.0])
 def test_the_sampler_has_the_discrete_gaussian_law(scale):
-    values = discrete_gaussian(rng.stream(0, 0, torch.arange(4), rng.Purpose.ALGORITHM), 20_000, scale).numpy().ravel()
+    words = rng.words(rng.stream(0, 0, torch.arange(4), rng.Purpose.ALGORITHM), 20_000)
+    values = discrete_gaussian(words, scale).numpy().ravel()
     assert values.dtype == np.int64
     support = np.arange(-math.ceil(12 * scale), math.ceil(12 * scale) + 1)
     law = np.exp(-(support**2) / (2 * scale**2))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..core.rounding import floor_of
 from ..core.validation import Rule, check, non_negative
 from .columns import by_columns
 from .rule import Aggregation
@@ -75,7 +75,7 @@ class TrimmedMean(Aggregation):
 
     def trimmed(self, clients: int) -> int:
         """Return the number of clients that are removed on either side."""
-        return math.floor(self.fraction * clients + 1e-9)
+        return floor_of(self.fraction, clients)
 
     def aggregate(self, rows: Tensor, weights: Tensor) -> Tensor:
         S, k = len(rows), self.trimmed(len(rows))

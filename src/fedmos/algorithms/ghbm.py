@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, ClientContext, Context, Gradient, StateName, Vectors
+from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Vectors
 from ..core.validation import check, count, non_negative, one_of, positive
 
 Scale = Literal["participation", "elapsed"]
@@ -56,7 +56,7 @@ class GHBM(Algorithm):
         )
 
     @property
-    def server_state(self) -> Sequence[StateName]:
+    def server_state(self) -> Sequence[Field]:
         return (("models", self.tau),)  # row t mod τ holds x_{t−τ} until round t replaces it with x_t
 
     def init(self, x: Tensor) -> Vectors:

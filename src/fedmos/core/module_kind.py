@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from .statistics_layout import BatchNorm
+
 
 class UnsuitableModel(ValueError):
     """The model cannot be trained or evaluated; the message says why and what to do."""
@@ -69,7 +71,7 @@ def check_batch_norm(model: nn.Module, client_statistics: bool = False) -> bool:
     """
     of_batch = False
     for name, module in model.named_modules():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if not isinstance(module, BatchNorm):
             continue
         if module.running_mean is None:
             of_batch = True

@@ -6,6 +6,8 @@ import logging
 
 from torch import nn
 
+from .statistics_layout import BatchNorm
+
 _log = logging.getLogger("fedmos")
 
 
@@ -40,4 +42,4 @@ class TrainingFlags:
 
 
 def _has_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None
+    return isinstance(module, BatchNorm) and module.running_mean is not None

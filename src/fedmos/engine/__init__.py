@@ -1,1 +1,1 @@
-"""Engines: how a cohort's local work is computed. What is computed, a round, is in `rounds`."""
+"""The round, its stages and backends, and the engines that compute local training."""

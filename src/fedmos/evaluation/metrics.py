@@ -18,7 +18,6 @@ from ..engine.ranks import Ranks
 from ..engine.task import Task
 from .batch_loss import batch_loss_metrics
 from .measurable import correctness, measurable
-from .measurable import has_classes as has_classes
 from .per_client import client_accuracy
 from .sample_weights import pool_samples, test_weights
 

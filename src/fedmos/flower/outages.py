@@ -104,13 +104,6 @@ class OutageWatch:
     limit: float | None
     changed: Callable[[], bool] = lambda: False
     can_retire: bool = True
-    waited: float = 0.0
-    """Seconds of outages since the last call of `take_waited`."""
-
-    def take_waited(self) -> float:
-        """Return the seconds of outages since the last call."""
-        waited, self.waited = self.waited, 0.0
-        return waited
 
     def begin(self, purpose: str, advice: str = "") -> Outage:
         """Begin to wait.
@@ -161,10 +154,8 @@ class Outage:
 
     def end(self) -> None:
         """Note that enough clients have answered."""
-        seconds = monotonic() - self.started
-        self.watch.waited += seconds
         self.watch.collector.monitor.go_on()
-        _log.warning("%s goes on after an outage of %.0f s", self.purpose, seconds)
+        _log.warning("%s goes on after an outage of %.0f s", self.purpose, monotonic() - self.started)
 
     def _pause(self, seconds: float) -> None:
         """Sleep; a process that is asked to end does so within a second.

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
-_BatchNorm = nn.modules.batchnorm._BatchNorm
+from ..core.statistics_layout import BatchNorm
 
 
 class ChannelAffine(nn.Module):
@@ -54,7 +54,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
     """
     model = copy.deepcopy(model)
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.running_mean is None:
+        if isinstance(module, BatchNorm) and module.running_mean is None:
             raise ValueError(
                 f"Cannot fold BatchNorm ('{name}') because it has no running statistics; "
                 "use fm.models.convert_batchnorm(model)"
@@ -64,7 +64,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
         _replace(model, norm, nn.Identity())
     new: dict[int, ChannelAffine] = {}  # a layer that is used in two places stays one layer
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, BatchNorm):
             affine = new.setdefault(id(module), _affine(module))
             if not name:
                 return affine
@@ -102,7 +102,7 @@ def _foldable(model: nn.Module) -> list[tuple[str, str]]:
 
 def _fits(before: nn.Module, norm: nn.Module) -> bool:
     hooks = before._forward_hooks or before._forward_pre_hooks or norm._forward_hooks or norm._forward_pre_hooks
-    if not isinstance(norm, _BatchNorm) or hooks or hasattr(before, "parametrizations"):
+    if not isinstance(norm, BatchNorm) or hooks or hasattr(before, "parametrizations"):
         return False
     if isinstance(before, nn.Linear):
         return isinstance(norm, nn.BatchNorm1d) and before.out_features == norm.num_features
@@ -128,7 +128,7 @@ def _fold(before: Any, norm: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _affine(norm: _BatchNorm) -> ChannelAffine:
+def _affine(norm: BatchNorm) -> ChannelAffine:
     mean, var, eps, weight, bias = _statistics(norm)
     scale = torch.rsqrt(var + eps) if weight is None else torch.rsqrt(var + eps) * weight
     affine = ChannelAffine(scale, -mean * scale if bias is None else bias - mean * scale)

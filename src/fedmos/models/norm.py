@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..core.statistics_layout import BatchNorm
+
 
 class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` in elementary operations, which `torch.compile` supports under `vmap` on a GPU.
@@ -52,7 +54,7 @@ def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     model = copy.deepcopy(model)
     new: dict[int, GroupNorm] = {}  # a layer that is used in two places stays one layer
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if not isinstance(module, BatchNorm):
             continue
         channels = module.num_features
         norm = new.setdefault(

@@ -109,7 +109,7 @@ class Grid(NamedTuple):
 def concentrated_loss(grids: Sequence[Grid], clients: int, least: int) -> float:
     """Return the ρ of zero-concentrated privacy of one round for a client, by Theorem 1 of Kairouz et al., ICML 2021.
 
-    The sum of discrete Gaussians is not one itself; `apart` bounds the difference.
+    The sum of discrete Gaussians is not one itself; `divergence` bounds the difference.
 
     Args:
         grids: The grids of the groups of uploads.
@@ -121,27 +121,21 @@ def concentrated_loss(grids: Sequence[Grid], clients: int, least: int) -> float:
         if scale == 0:
             return math.inf
         exponents = (-2 * (math.pi * scale) ** 2 * k / (k + 1) for k in range(1, clients))
-        apart = 10 * sum(map(math.exp, exponents))
+        divergence = 10 * sum(map(math.exp, exponents))
         sensitivity = largest / (math.sqrt(least) * scale)
-        total += min(sensitivity**2 + apart * size / 2, (sensitivity + apart * math.sqrt(size)) ** 2)
+        total += min(sensitivity**2 + divergence * size / 2, (sensitivity + divergence * math.sqrt(size)) ** 2)
     return total / 2
 
 
-def discrete_gaussian(key: Tensor, count: int, scale: float) -> Tensor:
-    """Return integers k with probability proportional to exp(−k²/(2 scale²)), int64, as a new last axis of `key`.
+def discrete_gaussian(words: Tensor, scale: float) -> Tensor:
+    """Return an integer k for each word, with probability proportional to exp(−k²/(2 scale²)), int64.
 
-    They are drawn by inversion with uniform numbers of 53 bits: probabilities are exact up to 2^-53.
+    Inversion uses 53 bits of a word: probabilities are exact up to 2^-53.
 
     Args:
-        key: The keys of the streams.
-        count: How many integers per key.
+        words: Uniform random 64-bit numbers.
         scale: The scale, up to 4096.
     """
-    return discrete_gaussian_of(rng.words(key, count), scale)
-
-
-def discrete_gaussian_of(words: Tensor, scale: float) -> Tensor:
-    """Return the integers that uniform 64-bit numbers stand for; see `discrete_gaussian`."""
     table = _table(scale).to(words.device)
     size = torch.searchsorted(table, rng.uniform(words), right=True)
     return torch.where((words & 1) == 0, size, -size)

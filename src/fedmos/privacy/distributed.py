@@ -18,7 +18,7 @@ from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Vect
 from ..core.composition import is_pair_of_dicts, recast, subclass
 from .client_noise import NoisyAtClients
 from .clipping import norm
-from .discrete import DiscreteGaussian, Grid, concentrated_loss, discrete_gaussian_of, rounded
+from .discrete import DiscreteGaussian, Grid, concentrated_loss, discrete_gaussian, rounded
 from .noise import noise_key
 from .noisy_sums import NoisySums
 from .sums import PrivateSums, private_sums
@@ -150,7 +150,7 @@ class _Distributed(NoisySums, NoisyAtClients):
                 units = torch.where(long, v.trunc(), integers[name])
                 if grid.scale > 0:
                     words = self._privacy_client_noise.words(c.key, phase, name, v.shape[-1])
-                    units = units + discrete_gaussian_of(words, grid.scale)
+                    units = units + discrete_gaussian(words, grid.scale)
                 found[name] = (grid.step * units).view(vectors[name].shape).to(vectors[name])
         return found
 

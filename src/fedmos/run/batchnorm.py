@@ -7,7 +7,7 @@ import copy
 from torch import nn
 
 from ..core.module_kind import UnsuitableModel
-from ..core.statistics_layout import BatchNormMode, batch_norms
+from ..core.statistics_layout import BatchNorm, BatchNormMode, batch_norms
 from ..models.norm import convert_batchnorm
 
 _NAMED = 3
@@ -48,7 +48,7 @@ def conversion_note(model: nn.Module, mode: BatchNormMode | None) -> str | None:
     )
 
 
-def _check_groups(layers: dict[str, nn.modules.batchnorm._BatchNorm]) -> None:
+def _check_groups(layers: dict[str, BatchNorm]) -> None:
     """Refuse layers that would normalise single numbers, which makes them all equal."""
     for name, layer in layers.items():
         if layer.num_features <= 2 and isinstance(layer, nn.BatchNorm1d):
@@ -58,7 +58,7 @@ def _check_groups(layers: dict[str, nn.modules.batchnorm._BatchNorm]) -> None:
             )
 
 
-def _frozen(model: nn.Module, layers: dict[str, nn.modules.batchnorm._BatchNorm]) -> nn.Module:
+def _frozen(model: nn.Module, layers: dict[str, BatchNorm]) -> nn.Module:
     """Return the model with its BatchNorm layers in evaluation mode."""
     for name, layer in layers.items():
         if layer.running_mean is None:

@@ -55,8 +55,7 @@ class Result(Snapshot):
     """The function `outputs` of the run."""
     _predictor: Predictor | None = None
     _personal: Callable[[int], Tensor | None] | None = None
-    """The parameters of a client's own model; None if the result does not hold what clients keep."""
-    """Returns the parameters of a client's own model."""
+    """Returns the parameters of a client's own model; None if the result does not hold what clients keep."""
 
     def __repr__(self) -> str:
         what = [one_line(str(self.info[name]), 80) for name in ("algorithm", "selection") if name in self.info]

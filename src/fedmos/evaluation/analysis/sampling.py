@@ -16,7 +16,6 @@ from ...engine.selected import as_array
 from ...selection import ACS, MD, Clustered, Full, Uniform
 from ...selection.selector import Selector, View, thins
 
-
 _ROUNDING = 1e-4
 """By how much the sum of importances, perhaps in float32, may differ from one."""
 
