@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..algorithm import Algorithm
 from ..codecs import Float16
+from ..core.declared_fields import names_of
 from ..engine.backend import Backend
 from ..engine.cohort import Cohort
-from ..engine.declaration import check_declaration, check_model, names_of
+from ..engine.declaration import check_declaration, check_model
 from ..engine.personal_models import personal_models
 from ..engine.watch import defined_methods, watched
 from ..local.chain import Local

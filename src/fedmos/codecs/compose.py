@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Field, Gradient, Vectors
 from ..core.composition import is_pair_of_dicts, recast, subclass
+from ..core.declared_fields import names_of
 from .bytes import to_bytes
 from .codec import Codec, Fields
 from .links import CodedVector, Link, check_hashable, coded_vectors, link_key
@@ -219,7 +220,7 @@ class _Remote(_Coded):
         return self._codec_with_bytes(recast(self, self._codec_local).prepare_up)
 
     def _codec_with_bytes(self, declared: Sequence[Field]) -> Sequence[Field]:
-        names = [field if isinstance(field, str) else field[0] for field in declared]
+        names = names_of(declared)
         return (*declared, *((ON_WIRE + name, n) for name, n in self._codec_lengths.items() if name in names))
 
     def _codec_wire(self, name: str, codec: Codec, fields: Fields, v: Tensor) -> Vectors:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import rng
 from ..algorithm import Algorithm, Field
+from ..core.declared_fields import name_and_shape, names_of
 from ..core.formatting import format_value
 from ..core.validation import suggest
 from .chain import as_codec, is_codec
@@ -107,7 +108,7 @@ def _coded_vector(algorithm: Algorithm, direction: Direction, name: str, codec: 
     if direction == "downlink" or name in algorithm.tracked:
         # Differences to what the other side holds converge only if each message brings both closer.
         return CodedVector(name, codec.contractive())
-    if isinstance(codec, ErrorFeedback) and name not in map(_name, algorithm.up):
+    if isinstance(codec, ErrorFeedback) and name not in names_of(algorithm.up):
         return CodedVector(name, as_codec(codec.codec))  # in the extra phase: unbiased if the codec is
     return CodedVector(name, codec, codec.feedback)
 
@@ -131,17 +132,13 @@ def _vectors(algorithm: Algorithm, direction: Direction) -> tuple[list[str], lis
     else:
         declared = tuple(algorithm.down)
         # The name of server state has the shape that is declared there.
-        matrices = {field[0] for field in algorithm.server_state if not _is_vector(field)}
-    vectors = [_name(f) for f in declared if _is_vector(f) and _name(f) not in matrices]
-    return list(dict.fromkeys(vectors)), [_name(f) for f in declared if _name(f) not in vectors]
+        matrices = set(names_of(f for f in algorithm.server_state if not _is_vector(f)))
+    vectors = [name for name in names_of(filter(_is_vector, declared)) if name not in matrices]
+    return list(dict.fromkeys(vectors)), [name for name in names_of(declared) if name not in vectors]
 
 
 def _is_vector(field: Field) -> bool:
-    return isinstance(field, str) or field[1] == ("D",)
-
-
-def _name(field: Field) -> str:
-    return field if isinstance(field, str) else field[0]
+    return name_and_shape(field)[1] == ("D",)
 
 
 def _check_name(
@@ -171,7 +168,7 @@ def _check_feedback(algorithm: Algorithm, direction: Direction, name: str, codec
             f"Cannot use downlink={short(codec)} because clients are sent the difference to what they hold, which "
             "contains what earlier messages lost; use the codec without ErrorFeedback"
         )
-    if explicit and name in map(_name, algorithm.prepare_up) and name not in map(_name, algorithm.up):
+    if explicit and name in names_of(algorithm.prepare_up) and name not in names_of(algorithm.up):
         raise ValueError(
             f"Cannot use error feedback for {name!r} of {owner} because clients keep no state in the extra phase; use "
             "the codec without ErrorFeedback"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import RULES, Algorithm, ClientContext, Field, Layers, Reduce, Vectors
+from ..core.declared_fields import name_and_shape, names_of
 from ..core.formatting import format_value
 from ..core.method_checks import kind_of
 from ..core.validation import suggest
@@ -23,11 +24,6 @@ Shapes = dict[str, tuple[int, ...]]
 _FIELDS = ("server_state", "client_state", "down", "up", "prepare_up")
 
 
-def names_of(declared: Iterable[Field]) -> list[str]:
-    """Return the declared names without their shapes."""
-    return [name if isinstance(name, str) else name[0] for name in declared]
-
-
 class Declaration:
     """The declared names of an algorithm with their shapes for a model."""
 
@@ -36,8 +32,9 @@ class Declaration:
 
     @cached_property
     def server_state(self) -> Shapes:
-        pairs = [_pair(field) for field in self.algorithm.server_state]
-        return {name: self._shape((shape, "D") if _is_int(shape) else shape) for name, shape in pairs}
+        matrices = {f[0]: (f[1], "D") for f in self.algorithm.server_state if isinstance(f, tuple) and _is_int(f[1])}
+        pairs = map(name_and_shape, self.algorithm.server_state)
+        return {name: self._shape(matrices.get(name, shape)) for name, shape in pairs}
 
     @cached_property
     def client_state(self) -> Shapes:
@@ -100,22 +97,16 @@ class Declaration:
         }
 
     def _shapes(self, declared: Sequence[Field]) -> Shapes:
-        return {name: self._shape(shape) for name, shape in map(_pair, declared)}
+        return {name: self._shape(shape) for name, shape in map(name_and_shape, declared)}
 
     def _shape(self, shape: Any) -> tuple[int, ...]:
         if shape == "layers":
             return (len(self.layers),)
-        if _is_int(shape):
-            return (shape,)
         return tuple(self.layers.size if n == "D" else n for n in shape)
 
 
 def _is_int(v: Any) -> bool:
     return isinstance(v, int) and not isinstance(v, bool)
-
-
-def _pair(declared: Field) -> tuple[str, Any]:
-    return (declared, ("D",)) if isinstance(declared, str) else declared
 
 
 def check_declaration(algorithm: Algorithm) -> None:

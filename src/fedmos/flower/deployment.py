@@ -17,13 +17,13 @@ from ..aggregation import Secure
 from ..codecs.compose import coding_of
 from ..config.deploy import Deploy, names_rule
 from ..config.schema import RunConfig, load
+from ..core.declared_fields import names_of
 from ..core.flat_model import FlatModel
 from ..core.formatting import format_value
 from ..core.own_code import own_files
 from ..core.version import __version__
 from ..data.arrays import importance_of, offsets_of
 from ..data.federated import FederatedData
-from ..engine.declaration import names_of
 from ..engine.execution_plan import override
 from ..privacy.compose import follows_deliveries
 from ..privacy.discrete import DiscreteGaussian

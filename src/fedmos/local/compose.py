@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Layers, Reduce, Vectors
 from ..core.composition import is_pair, recast, subclass, without
+from ..core.declared_fields import name_and_shape, names_of
 from ..core.method_checks import check_direction, check_pair, unchanged
 from ..core.validation import suggest
 from .chain import Local, check_chain, optimizers_of
@@ -91,7 +92,7 @@ class OptimizerLink(NamedTuple):
     @property
     def fields(self) -> list[tuple[str, Any]]:
         """The declaration of the state as the algorithm's."""
-        return [(self.prefix + name, shape) for name, shape in map(_name_and_shape, self.optimizer.state)]
+        return [(self.prefix + name, shape) for name, shape in map(name_and_shape, self.optimizer.state)]
 
     @property
     def stored(self) -> bool:
@@ -114,8 +115,7 @@ class OptimizerLink(NamedTuple):
 
     def update(self, d: Tensor, y: Tensor, s: Vectors, lr: Tensor, layers: Layers) -> tuple[Tensor, Vectors]:
         """Transform the direction; the state has the algorithm's names."""
-        names = [name for name, _ in map(_name_and_shape, self.optimizer.state)]
-        own = OptimizerState(self.optimizer, {name: s[self.prefix + name] for name in names})
+        own = OptimizerState(self.optimizer, {name: s[self.prefix + name] for name in names_of(self.optimizer.state)})
         with unchanged(self.optimizer, "update", {"d": d, "y": y, "s": own}):
             got = self.optimizer.update(d, y, own, lr, layers)
         _check_update(self.optimizer, got, y, own)
@@ -207,14 +207,6 @@ class _Composed(Algorithm):
 
 def _select(vectors: Vectors, fields: list[tuple[str, Any]]) -> Vectors:
     return {name: vectors[name] for name, _ in fields}
-
-
-def _name_and_shape(field: Field) -> tuple[str, Any]:
-    """Return the name, and the shape as a tuple or "layers": an int has another meaning in `server_state`."""
-    if isinstance(field, str):
-        return field, ("D",)
-    name, shape = field
-    return name, (shape,) if isinstance(shape, int) else shape
 
 
 def _column(shape: Any, layers: Layers) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Field, Gradient, Vectors
 from ..core.composition import is_pair_of_dicts, recast
+from ..core.declared_fields import name_and_shape
 from .sums import BELOW, Group, PrivateSums
 
 _BLOCK = 4096
@@ -105,6 +106,5 @@ def _row_norm(v: Tensor) -> Tensor:
 def _axes(declared: Sequence[Field]) -> dict[str, int]:
     """Return the number of axes of each upload of one client. A number is a column."""
     return {
-        name: max(1, len(shape)) if isinstance(shape, tuple) else 1
-        for name, shape in ((field, "D") if isinstance(field, str) else field for field in declared)
+        name: max(1, len(shape)) if isinstance(shape, tuple) else 1 for name, shape in map(name_and_shape, declared)
     }

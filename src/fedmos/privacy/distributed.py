@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Context, Field, Gradient, Vectors
 from ..core.composition import is_pair_of_dicts, recast, subclass
+from ..core.declared_fields import name_and_shape
 from .client_noise import NoisyAtClients
 from .clipping import norm
 from .discrete import DiscreteGaussian, Grid, concentrated_loss, discrete_gaussian, rounded
@@ -157,11 +158,7 @@ class _Distributed(NoisySums, NoisyAtClients):
 
 def _sizes(declared: Sequence[Field], parameters: int, layers: int) -> dict[str, int]:
     """Return how many numbers each upload has."""
-    found = {}
-    for name, shape in ((field, ("D",)) if isinstance(field, str) else field for field in declared):
-        if shape == "layers":
-            found[name] = layers
-        else:
-            axes = (shape,) if isinstance(shape, int) else shape
-            found[name] = math.prod(parameters if n == "D" else int(n) for n in axes)
-    return found
+    return {
+        name: layers if shape == "layers" else math.prod(parameters if n == "D" else int(n) for n in shape)
+        for name, shape in map(name_and_shape, declared)
+    }

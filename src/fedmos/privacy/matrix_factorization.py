@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Field
+from ..core.declared_fields import name_and_shape
 from ..core.validation import check, count
 from .mechanism import Mechanism
 
@@ -108,11 +109,11 @@ def stored_shapes(owner: str, declared: Sequence[Field], rows: int) -> dict[str,
         ValueError: If an upload has a length that is not declared.
     """
     found = {}
-    for name, shape in ((field, ("D",)) if isinstance(field, str) else field for field in declared):
+    for name, shape in map(name_and_shape, declared):
         if shape == "layers":
             raise ValueError(
                 f"Cannot use MatrixFactorization with {owner} because its upload {name!r} has a number for each layer; "
                 "declare its length, or use fm.privacy.Gaussian"
             )
-        found[name] = (rows, shape) if isinstance(shape, int) else (rows, *shape)
+        found[name] = (rows, *shape)
     return found

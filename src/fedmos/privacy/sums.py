@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..algorithm import Algorithm, Field
+from ..algorithm import Algorithm
+from ..core.declared_fields import names_of
 from ..core.validation import suggest
 from .gaussian import Gaussian
 from .matrix_factorization import MatrixFactorization
@@ -116,7 +117,7 @@ def _check_rules(algorithm: Algorithm, steps: int | None) -> None:
 
 def upload_groups(algorithm: Algorithm, privacy: Mechanism) -> tuple[Group, ...]:
     """Return the groups of uploads that are clipped together."""
-    uploads = {"train": _names(algorithm.up), "prepare": _names(algorithm.prepare_up)}
+    uploads = {"train": tuple(names_of(algorithm.up)), "prepare": tuple(names_of(algorithm.prepare_up))}
     if not isinstance(privacy.clip, Mapping):
         return tuple(Group(phase, names, float(privacy.clip)) for phase, names in uploads.items() if names)
     mechanism = type(privacy).__name__
@@ -129,7 +130,3 @@ def upload_groups(algorithm: Algorithm, privacy: Mechanism) -> tuple[Group, ...]
         if name not in privacy.clip:
             raise ValueError(f"{mechanism}: 'clip' must have a bound for each upload of {owner}, got none for {name!r}")
     return tuple(Group(phase, (name,), privacy.clip[name]) for phase, names in uploads.items() for name in names)
-
-
-def _names(declared: Sequence[Field]) -> tuple[str, ...]:
-    return tuple(field if isinstance(field, str) else field[0] for field in declared)

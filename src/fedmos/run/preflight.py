@@ -16,6 +16,7 @@ from ..codecs.compose import coding_of
 from ..codecs.links import describe_link
 from ..codecs.own import counted_bytes
 from ..core.batch_losses import Batch
+from ..core.declared_fields import names_of
 from ..core.formatting import format_value
 from ..core.history import METRICS
 from ..core.metric_names import target_rule
@@ -23,7 +24,6 @@ from ..core.precision import Precision
 from ..core.schedules import factor_of
 from ..core.validation import require, suggest
 from ..engine.cohort_size import cohort_size, over_selecting
-from ..engine.declaration import names_of
 from ..engine.lr_schedule import decayed
 from ..engine.misspelt_names import misspelt_sentences
 from ..engine.simulated_clock import Clock

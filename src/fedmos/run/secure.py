@@ -11,9 +11,9 @@ from ..aggregation.ring import Quantizer
 from ..aggregation.secure import Secure
 from ..algorithm import Algorithm
 from ..codecs.links import describe_link
+from ..core.declared_fields import names_of
 from ..core.history import History
 from ..core.validation import suggest
-from ..engine.declaration import names_of
 from ..engine.secure_sums import SecureRule, with_secure_sums
 from ..privacy.compose import clipping_bounds
 from ..privacy.distributed import grid_steps
