@@ -48,7 +48,7 @@ def export(
 
 
 def _preparation(record: dict[str, object] | None) -> str:
-    """Say what the inputs of a model without its normalisation must be."""
+    """Return what the inputs of a model without its normalisation must be."""
     if record is None:
         return "The run did not record how its inputs were normalised."
     normalize = cast("dict[str, object] | None", record["normalize"])

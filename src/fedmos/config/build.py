@@ -133,6 +133,6 @@ def _constructed(where: str, value: Any, known: Known, base: type[Any] | None) -
 
 
 def _path(kind: type[Any]) -> str:
-    """The name of a class as users write it."""
+    """Return the name of a class as users write it."""
     package = kind.__module__.split(".")[0]
     return f"torch.nn.{kind.__name__}" if package == "torch" else f"{package}.{kind.__name__}"

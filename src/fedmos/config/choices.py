@@ -60,7 +60,7 @@ def _is_table_of_names(v: Any) -> str:
 
 
 def _named(*options: str) -> Any:
-    """The type of an object that needs no fields: one of a few names, a class of the user, or a table with fields."""
+    """Return the type of an object that needs no fields: a known name, a class of the user, or a table with fields."""
     name = Annotated[str, one_of_names(*options, own=True)]
     return Annotated[Annotated[name, Tag("value")] | Annotated[Choice, Tag("table")], Discriminator(_is_table)]
 

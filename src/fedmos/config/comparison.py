@@ -202,7 +202,7 @@ class CompareConfig(Training):
         return given if self.tune is None or self.tune.rows == "tuned" else [*given, *map(tuned_label, given)]
 
     def tuned_as(self, label: str) -> str:
-        """The label of a method's row once it is tuned."""
+        """Return the label of a method's row once it is tuned."""
         return tuned_label(label) if self.tune is not None and self.tune.rows == "both" else label
 
     @property
@@ -251,7 +251,7 @@ class CompareConfig(Training):
 
 
 def tuned_label(label: str) -> str:
-    """The label of a tuned method in a table that also has the method as given."""
+    """Return the label of a tuned method in a table that also has the method as given."""
     return f"{label}, tuned"
 
 

@@ -117,7 +117,7 @@ def _hint(kind: type[BaseModel], path: list[str | int]) -> str:
 
 
 def _all_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """The full names of all keys, with dots between tables."""
+    """Return the full names of all keys, with dots between tables."""
     for name, field in kind.model_fields.items():
         yield prefix + name
         if (table := _table_type(field.annotation)) is not None:
@@ -125,7 +125,7 @@ def _all_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _table_type(annotation: Any) -> type[BaseModel] | None:
-    """The pydantic model in a type annotation, if there is one."""
+    """Return the pydantic model in a type annotation, if there is one."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((table for arg in get_args(annotation) if (table := _table_type(arg)) is not None), None)

@@ -59,7 +59,7 @@ def option_fields(*, per_run: bool) -> dict[str, Any]:
 
 
 def _toml_type(annotation: Any, option: Option) -> Any:
-    """The type of a scalar option, validated by its rule. TOML has no null, so errors do not offer None."""
+    """Return the type of a scalar option, validated by its rule. TOML has no null, so errors do not offer None."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)] or [annotation]
     if get_origin(annotation) is Literal:
         kinds = [annotation]

@@ -37,7 +37,7 @@ def own_files(values: Iterable[Any]) -> dict[str, str]:
 
 
 def _modules(value: Any) -> Iterator[str]:
-    """The names of the modules that define a value's class or function, and those of its parts."""
+    """Yield the names of the modules that define a value's class or function, and those of its parts."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):

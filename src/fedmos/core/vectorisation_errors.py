@@ -94,7 +94,7 @@ def _of_function(error: BaseException, text: str) -> str | None:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames of an error, outermost first."""
+    """Yield the frames of an error, outermost first."""
     trace: Any = error.__traceback__
     while trace is not None:
         yield trace.tb_frame

@@ -112,7 +112,7 @@ class Quadratic:
 
     @staticmethod
     def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss for `fm.run(loss=...)`."""
+        """Return the loss for `fm.run(loss=...)`."""
         h, e = targets[:, 0], targets[:, 1:]
         terms = 0.5 * h * (outputs**2).sum(1) - (outputs * e).sum(1) + 0.5 * (e**2).sum(1) / h
         return terms.mean()

@@ -189,7 +189,7 @@ def _figures(measured: JobMeasurements) -> str:
 
 
 def _outlook(work: Workload, saving: Saving) -> str:
-    """Say what a longer run would choose."""
+    """Return what a longer run would choose, as text."""
     rounds = saving.least_rounds(work.steps) if can_compile(work.task.model.device) else None
     return "" if rounds is None else f"; a run of {rounds} rounds or more would compile"
 

@@ -117,7 +117,7 @@ def _check_padding(task: Task, outputs: Tensor, targets: Tensor, whole: _Loss) -
 
 
 def _broadcast(task: Task, outputs: Tensor, targets: Tensor, parts: _Loss) -> str | None:
-    """Say so if the loss is no mean because outputs and targets, one of which has a further axis, are broadcast."""
+    """Return the error for a loss that is no mean because outputs and targets are broadcast; None for others."""
     if outputs.numel() != targets.numel() or outputs.shape == targets.shape:
         return None
     try:
@@ -145,7 +145,7 @@ def _explained(task: Task, outputs: Tensor, targets: Tensor) -> Iterator[None]:
 
 
 def _targets_hint(task: Task, outputs: Tensor, targets: Tensor) -> str:
-    """Say which targets the loss would take: real numbers in place of classes, or those of the outputs' shape."""
+    """Return which targets the loss would take: real numbers in place of classes, or those of the outputs' shape."""
     shape = f"targets of shape ({', '.join(['n', *map(str, outputs.shape[1:])])})"
     real, kind = targets.to(outputs.dtype), "that are real numbers, y.astype('float32')"
     if _accepts(task, outputs, real):
@@ -167,7 +167,7 @@ def _accepts(task: Task, outputs: Tensor, targets: Tensor) -> bool:
 
 
 def _fault(loss: LossFunction, outputs: Tensor, targets: Tensor) -> str | None:
-    """Say what is wrong with what a loss returns; None if it is one number that depends on the outputs."""
+    """Return what is wrong with the value of a loss; None if it is one number that depends on the outputs."""
     with torch.enable_grad():
         value: Any = loss(outputs.detach().clone().requires_grad_(), targets)
     if not isinstance(value, Tensor):

@@ -83,7 +83,7 @@ def _evaluates_data(reports: Any) -> bool:
 
 
 def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
-    """x is sent once to every client that is probed or that trains from it, the rest of the message to the cohort."""
+    """Return the bytes sent down: x once to every probed or training client, the rest of the message to the cohort."""
     ids, has_model, wire = sampled.cohort.ids, sampled.has_model, state.wire
     again = int(torch.isin(ids, has_model).sum()) if len(has_model) and wire.reuses_x else 0
     protocol = len(ids) * wire.protocol(state.t, len(ids)).down
@@ -91,7 +91,7 @@ def _bytes_down(state: FederatedState, sampled: SampledCohort) -> int:
 
 
 def _bytes_up(state: FederatedState, sampled: SampledCohort, uploads: Cohort | None) -> int:
-    """All clients of the cohort upload; where the selector chose again, the others send their reports only."""
+    """Return the bytes sent up. Clients that the selector left out after training send their reports only."""
     S = sampled.cohort.ids.shape[0]
     U = S if uploads is None else uploads.ids.shape[0]
     sent = U * state.wire.up(state.t, state.numbers_up) + (S - U) * _report_bytes(state)

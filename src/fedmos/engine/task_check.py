@@ -128,7 +128,7 @@ def _model_errors(task: Task, inputs: Tensor) -> Iterator[None]:
 
 @torch.no_grad()
 def _as_numbers(task: Task, inputs: Tensor) -> str:
-    """Say how to give a model real numbers, if it accepts those in place of integers."""
+    """Return how to give a model real numbers, if it accepts those in place of integers."""
     try:
         with task.model.evaluation_mode():
             task.model(task.model.initial(), inputs.to(task.model.dtype))

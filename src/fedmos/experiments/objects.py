@@ -75,7 +75,7 @@ class ObjectComparison:
         return self.baseline or (self.level.final_of if isinstance(self.level, FinalOf) else self.methods[0].label)
 
     def tuned_as(self, label: str) -> str:
-        """The label of a method's row once it is tuned."""
+        """Return the label of a method's row once it is tuned."""
         return tuned_label(label) if self.tune is not None and self.tune.rows == "both" else label
 
     def arguments(self, run: PlannedRun, options: Mapping[str, Any]) -> dict[str, Any]:

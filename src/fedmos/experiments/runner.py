@@ -150,7 +150,7 @@ class ConfiguredRuns:
         return self._config.arguments(algorithm, method.selection, run.seed, self._federation(run.seed), **options)
 
     def _federation(self, seed: int) -> FederatedData:
-        """The seed's split. All splits share the samples, so that they are moved to the device once."""
+        """Return the seed's split. All splits share the samples, so that they are moved to the device once."""
         if seed not in self._federations:
             self._dataset = self._dataset or self._config.data.load()
             self._federations[seed] = self._config.data.make(seed, self._dataset)

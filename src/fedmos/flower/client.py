@@ -98,7 +98,7 @@ def _reply(message: Message, kind: str, answer: Callable[[], RecordDict]) -> Mes
 
 
 def _client_of(node_config: Mapping[str, Any]) -> Any:
-    """The name or number of the client that a node serves."""
+    """Return the name or number of the client that a node serves."""
     for key in ("client", "partition-id"):
         if key in node_config:
             return node_config[key]

@@ -69,7 +69,7 @@ class NodeRegistry:
         """Nodes that claim another node's client, and have been logged."""
 
     def session(self, client: int) -> NodeSession | None:
-        """The node session of a client; None while the client is not connected."""
+        """Return the node session of a client; None while the client is not connected."""
         return self._sessions.get(client)
 
     def describe(self, client: int) -> str:
@@ -185,7 +185,7 @@ class NodeRegistry:
         _log.warning("Refused node %d: %s", session.node, one_line(reason, 500))
 
     def _assign_sessions(self) -> dict[int, NodeSession]:
-        """The node of each client. If several nodes claim a client, the first keeps it while it is connected."""
+        """Return the node of each client. If several nodes claim a client, the first keeps it while it is connected."""
         claims: dict[int, list[NodeSession]] = {}
         for session, client in self._identified.items():
             if client is not None:

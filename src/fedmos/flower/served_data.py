@@ -44,7 +44,7 @@ def wait_for_clients(outages: OutageWatch, seconds: float, needs_sizes: bool) ->
 def server_data(
     deployment: Deployment, registry: NodeRegistry, known: Sequence[int], test: tuple[Any, Any] | None
 ) -> FederatedData:
-    """The federation at the start of the run as the server sees it: the clients' sizes and the test set.
+    """Return the federation at the start of the run as the server sees it: the clients' sizes and the test set.
 
     Args:
         deployment: The options of the run.
@@ -71,7 +71,7 @@ def server_data(
 def resized(
     base: FederatedData, members: ClientMembership, registry: NodeRegistry, test: tuple[Any, Any] | None
 ) -> FederatedData:
-    """The federation with the clients and the numbers of samples of this part of the run."""
+    """Return the federation with the clients and the numbers of samples of this part of the run."""
     if test is None or not members.member_list.samples:
         return base
     return reported_data([registry.samples[i] for i in range(len(members.names))], test)

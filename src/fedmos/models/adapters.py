@@ -184,7 +184,7 @@ def _find_layers(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 def _nothing_to_adapt(
     pattern: str, named: Sequence[tuple[str, nn.Module]], found: Sequence[nn.Module], adaptable: Sequence[nn.Module]
 ) -> str:
-    """Say why a pattern adapts no layer."""
+    """Return why a pattern adapts no layer."""
     got = format_value(pattern)
     if not found:
         hint = _hint(pattern, (name for name, module in named if is_adaptable(module)))

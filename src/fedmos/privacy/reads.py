@@ -33,7 +33,7 @@ def reads_attribute(kind: type, name: str) -> bool:
 
 
 def _functions(v: Any) -> Iterator[FunctionType]:
-    """The Python functions of which a method, a property, a decorated or a partial function consists."""
+    """Yield the Python functions of which a method, a property, a decorated or a partial function consists."""
     if isinstance(v, property):
         yield from (one for one in (v.fget, v.fset) if isinstance(one, FunctionType))
     elif isinstance(v, partial):
@@ -45,7 +45,7 @@ def _functions(v: Any) -> Iterator[FunctionType]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function and of all functions inside it."""
+    """Yield the code of a function and of all functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

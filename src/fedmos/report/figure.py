@@ -80,7 +80,7 @@ def _axes(scale: _Scale, x: str, y: str) -> list[str]:
 
 
 def _legend(lines: Sequence[Line], scale: _Scale) -> list[tuple[int, int]]:
-    """The position of every entry: below the curves if there are many, else where the curves do not end."""
+    """Return the position of every entry: below the curves if there are many, else where the curves do not end."""
     if len(lines) > _INSIDE:
         width = _WIDTH - _LEFT
         return [
@@ -92,7 +92,7 @@ def _legend(lines: Sequence[Line], scale: _Scale) -> list[tuple[int, int]]:
 
 
 def _curve(line: Line, scale: _Scale, colour: str, dashes: str, place: tuple[int, int]) -> list[str]:
-    """The band, the curve and its entry in the legend."""
+    """Return the band, the curve and its entry in the legend."""
     parts = []
     if line.low:
         band = scale.points([*line.x, *reversed(line.x)], [*line.low, *reversed(line.high)])

@@ -43,7 +43,7 @@ def table_of(runs: Any, target: Target | None) -> ComparisonTable:
 
 
 def _sources(runs: Any) -> Iterator[ReportSource]:
-    """The sources of results, folders, lists of them, and mappings from labels to them."""
+    """Yield the sources of results, folders, lists of them, and mappings from labels to them."""
     items: list[tuple[str | None, Any]] = []
     for label, given in runs.items() if isinstance(runs, Mapping) else [(None, runs)]:
         single = isinstance(given, Result | str | os.PathLike) or not isinstance(given, Iterable)

@@ -99,12 +99,12 @@ class RunInfo(Mapping[str, Any]):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The entries that checkpoints store."""
+        """Return the entries that checkpoints store."""
         own = {_key(f): getattr(self, f.name) for f in fields(self) if f.name not in _NOT_KEYS}
         return self.options | {key: value for key, value in own.items() if value is not None} | self.unknown
 
     def readable(self) -> dict[str, Any]:
-        """The entries to read: all but the options in the form to compare."""
+        """Return the entries to read: all but the options in the form to compare."""
         return {key: value for key, value in self.to_json().items() if key != "option_values"}
 
     def set_plan(self, plan: ExecutionPlan) -> None:
@@ -132,5 +132,5 @@ _NOT_KEYS = ("options", "unknown")
 
 
 def _key(f: Any) -> str:
-    """The key of a field in checkpoints."""
+    """Return the key of a field in checkpoints."""
     return str(f.metadata.get("key", f.name))

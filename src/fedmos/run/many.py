@@ -80,7 +80,7 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
 
 
 def _interrupt_message(folders: list[Path]) -> str:
-    """What Ctrl-C shows at once."""
+    """Return what Ctrl-C shows at once."""
     how = "Continue with: the same call and resume=True" if folders else "The results so far are returned"
     return f"Stopping … {how}"
 

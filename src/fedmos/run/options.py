@@ -83,7 +83,7 @@ def options(cls: type[T]) -> type[T]:
 
 
 def options_of(cls: Any) -> dict[str, Option]:
-    """The metadata of every option, by name and in order."""
+    """Return the metadata of every option, by name and in order."""
     return {f.name: f.metadata["option"] for f in fields(cls)}
 
 

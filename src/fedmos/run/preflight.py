@@ -163,7 +163,7 @@ def _check_step_size(spec: RunSpec) -> None:
 
 
 def _scheduled_rounds(spec: RunSpec) -> Iterable[int]:
-    """The rounds whose step sizes are checked: all of a schedule, up to a bound, and else those that can be extreme."""
+    """Return the rounds whose step sizes are checked: all of a schedule up to a bound, else extreme ones."""
     first, last = 0, spec.rounds - 1
     if callable(spec.lr_decay):  # in later rounds, the run stops at a factor that is no number ≥ 0
         return (*range(min(spec.rounds, _CHECKED_ROUNDS)), last)

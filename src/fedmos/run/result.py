@@ -346,7 +346,7 @@ class Result(Snapshot):
 
 
 def no_own_model(i: int) -> None:
-    """The own model of a client of an algorithm without personal models."""
+    """Return no own model, for an algorithm without personal models."""
 
 
 def _filled(model: nn.Module, result: Result) -> nn.Module:

@@ -42,7 +42,7 @@ def check_unchanged(folder: Path, before: RunInfo, now: RunInfo) -> None:
 
 
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """The files of own classes whose content differs from that in the earlier part.
+    """Yield the files of own classes whose content differs from that in the earlier part.
 
     A file that has another path now is compared with the files of its name.
     """

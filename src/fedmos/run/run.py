@@ -172,7 +172,7 @@ class Run:
         return plan
 
     def _uninterrupted_plan(self, before: RunInfo | None) -> ExecutionPlan:
-        """The execution plan; if Ctrl-C ends the choice, one for a run that plays no round and records no plan."""
+        """Return the execution plan; if Ctrl-C ends the choice, one for a run that plays and records nothing."""
         try:
             return ExecutionPlan(**self.ranks.on_rank0(lambda: asdict(plan_of(self.spec, self.task, before))))
         except KeyboardInterrupt:
@@ -227,7 +227,7 @@ class Run:
             yield
 
     def _interrupt_message(self) -> str:
-        """What Ctrl-C shows at once."""
+        """Return what Ctrl-C shows at once."""
         if self.spec.out is None:
             return "Stopping … The result so far is returned; with out=FOLDER, a run can be continued."
         return f"Stopping … Continue with: fm.run(..., out={os.fspath(self.spec.out)!r}, resume=True)"

@@ -474,7 +474,7 @@ class RunSpec:
         return with_batch_norm(coded, self.model, self.batchnorm, self.personal_names)
 
     def recorded(self) -> dict[str, Any]:
-        """The options that a run's folder records, as JSON to read."""
+        """Return the options that a run's folder records, as JSON to read."""
         return {
             name: getattr(self, name) if described.record is None else described.record(getattr(self, name))
             for name, described in options_of(self).items()
@@ -482,9 +482,9 @@ class RunSpec:
         }
 
     def values_to_compare(self) -> dict[str, Any]:
-        """The options that must be the same when the run is resumed, by value."""
+        """Return the options that must be the same when the run is resumed, by value."""
         return {name: o.comparable(getattr(self, name)) for name, o in options_of(self).items() if o.resume == "same"}
 
     def shared_values(self) -> dict[str, Any]:
-        """The options that clients and server of a deployment must have in common, by value."""
+        """Return the options that clients and server of a deployment must have in common, by value."""
         return {name: o.comparable(getattr(self, name)) for name, o in options_of(self).items() if o.shared}

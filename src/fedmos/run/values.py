@@ -68,7 +68,7 @@ def _container(value: Any, depth: int) -> Json:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """The attributes that make up the value of an object.
+    """Yield the attributes that make up the value of an object.
 
     Those of a dataclass are its fields; an object of a subclass that is no dataclass itself has others beside them.
     """

@@ -34,15 +34,15 @@ class Finding:
 
 
 def ok(text: str) -> Finding:
-    """A check that found nothing wrong."""
+    """Return a check that found nothing wrong."""
     return Finding(Severity.OK, text)
 
 
 def note(text: str) -> Finding:
-    """A check that found something to know."""
+    """Return a check that found something to know."""
     return Finding(Severity.NOTE, text)
 
 
 def fault(text: str) -> Finding:
-    """A check that found a fault."""
+    """Return a check that found a fault."""
     return Finding(Severity.FAULT, text)

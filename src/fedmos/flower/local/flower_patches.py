@@ -211,7 +211,7 @@ def _lookup(name: str) -> Any:
 
 
 def _owner(name: str) -> tuple[Any, str]:
-    """The module or class that holds a name, and the attribute."""
+    """Return the module or class that holds a name, and the attribute."""
     module, _, path = PATCHED[name].partition(":")
     owner: Any = import_module(module)
     *parents, attribute = path.split(".")

@@ -237,7 +237,7 @@ class LocalDeployment:
         return bool(apps)
 
     def _superexec_pid(self, address: str) -> int:
-        """The id of the process that runs the apps of an endpoint."""
+        """Return the id of the process that runs the apps of an endpoint."""
         return int((flower_home(address, self._home) / PID).read_text("ascii"))
 
     def _wait_for_start(self, ready: Callable[[], bool], failure: str, *names: str) -> None:
