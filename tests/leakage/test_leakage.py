@@ -92,6 +92,16 @@ def test_an_update_reveals_its_sample_without_privacy_only():
         assert noisy.correlation < 0.6
 
 
+def test_a_sample_is_compared_with_those_of_other_clients():
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    clients = [(x[:2], torch.tensor([0, 1])), (-x[:2], torch.tensor([0, 1])), (x[2:], torch.tensor([1, 1]))]
+    data, model = fm.FederatedData.from_arrays(clients), fm.models.logistic(features=6, classes=2)
+    how = {"iterations": 1, "device": "cpu"}
+    assert fm.leakage.gradient_inversion(model, data, fm.FedAvg(lr=0.1), **how).others == pytest.approx(-1)
+    alone = fm.leakage.gradient_inversion(model, data.subset([0]), fm.FedAvg(lr=0.1), **how)
+    assert math.isnan(alone.others)
+
+
 def test_frozen_parameters_and_other_dtypes():
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 10))
     model[1].requires_grad_(False)
@@ -112,6 +122,9 @@ def test_mistakes():
     bare = fm.FederatedData.from_arrays([(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))])
     with pytest.raises(ValueError, match="Cannot measure canaries without a test set"):
         fm.leakage.Canaries(1, references=1).plant(bare)
+    one = fm.FederatedData.from_arrays([(torch.zeros(4, 2), [0] * 4)], test=(torch.zeros(4, 2), [0] * 4))
+    with pytest.raises(ValueError, match="Cannot plant canaries because the data have one class"):
+        fm.leakage.Canaries(1, references=1).plant(one)
     numbers = fm.FederatedData.from_arrays(
         [(torch.zeros(4, 2), torch.zeros(4))], test=(torch.zeros(4, 2), torch.zeros(4))
     )

@@ -156,6 +156,8 @@ class Canaries:
         draw = generator(self.seed, Purpose.DIAGNOSTICS)
         chosen = torch.from_numpy(draw.permutation(len(y))[:needed])
         classes = int(max(data.y.max(), y.max())) + 1
+        if classes < 2:
+            raise ValueError("Cannot plant canaries because the data have one class, so no label is wrong; use others")
         wrong = (y[chosen] + torch.from_numpy(draw.integers(1, classes, needed))) % classes
         clients = np.resize(draw.permutation(len(data)), self.count)
         return _Planted(x[chosen], wrong.to(y.dtype), clients)

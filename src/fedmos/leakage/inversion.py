@@ -18,6 +18,9 @@ from ..rng import normal as normal_numbers
 from ..run.api import run
 from ..selection.full import Full
 
+_OTHERS = 50
+"""The number of samples of other clients that a sample is compared with."""
+
 
 @dataclass(frozen=True)
 class Inversion:
@@ -36,7 +39,8 @@ class Inversion:
     correlation: float
     """The mean correlation of a sample with its reconstruction; 1 for a perfect one."""
     others: float
-    """For comparison: the mean correlation of the samples with samples of the same labels at other clients."""
+    """For comparison: the mean correlation of the samples with samples of the same labels at other clients; NaN if
+    there are none."""
 
 
 def gradient_inversion(
@@ -88,9 +92,17 @@ def gradient_inversion(
     result = run(model, alone, algorithm, Full(), **given)
     seen = alone.inputs(x)
     found = _search(model, result.params, seen.shape, y.long(), iterations, seed)
-    others = [data.inputs(data.x[(data.y == label).nonzero()[:50, 0]]) for label in y]
-    apart = [_correlation(seen[i].expand_as(v), v).mean() for i, v in enumerate(others)]
-    return Inversion(seen, found, float(_correlation(seen, found).mean()), float(torch.stack(apart).mean()))
+    others = zip(seen, _others(data, client, y), strict=True)
+    alike = torch.stack([_correlation(one.expand_as(v), v).mean() for one, v in others])
+    return Inversion(seen, found, float(_correlation(seen, found).mean()), float(alike.nanmean()))
+
+
+def _others(data: FederatedData, client: int, labels: Tensor) -> list[Tensor]:
+    """Return for each label some samples of other clients that have it."""
+    entries = torch.arange(int(data.offsets[-1]))
+    entries = entries[(entries < data.offsets[client]) | (entries >= data.offsets[client + 1])]
+    rows = entries if data.index is None else data.index[entries]
+    return [data.inputs(data.x[rows[data.y[rows] == label][:_OTHERS]]) for label in labels]
 
 
 def _search(model: nn.Module, trained: Tensor, shape: torch.Size, labels: Tensor, iterations: int, seed: int) -> Tensor:

@@ -59,7 +59,8 @@ def membership(result: Result, data: FederatedData, samples: int = 1000, seed: i
     require("membership", "seed", seed, whole_number)
     test = labelled_test("membership", data)
     draw = generator(seed, Purpose.DIAGNOSTICS)
-    own = torch.arange(len(data.y)) if data.index is None else data.index
+    total = int(data.offsets[-1])
+    own = torch.arange(total) if data.index is None else data.index[:total]
     inside = own[torch.from_numpy(draw.permutation(len(own))[:samples])].long()
     outside = torch.from_numpy(draw.permutation(len(test[1]))[:samples])
     auc, p_value = rank_test(
