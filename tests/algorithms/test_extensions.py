@@ -87,6 +87,8 @@ def test_a_personal_model_is_the_clients_own():
     assert torch.equal(torch.nn.utils.parameters_to_vector(model.parameters()).detach(), result.client_state(0)["y_i"])
     with pytest.raises(ValueError, match="personal_model: 'i' must be a client from 0 to 6, got 7"):
         result.personal_model(7)
+    with pytest.raises(ValueError, match="client_state: 'i' must be a client from 0 to 6, got -1"):
+        result.client_state(-1)
     plain = train(LOGISTIC, fm.FedAvg(lr=0.1), "batched", rounds=1, **EPOCHS)
     with pytest.raises(ValueError, match=r"FedAvg\(.*\) has no personal models"):
         plain.personal_model(0)

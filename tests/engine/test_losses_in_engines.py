@@ -130,10 +130,19 @@ def test_balanced_positive_targets():
         ({"loss": WEIGHTED, "class_weights": "balanced"}, "Cannot use class_weights with the loss CrossEntropyLoss"),
         ({"loss": "bce", "class_weights": [1.0, 2.0]}, "Cannot use class_weights with the loss bce"),
         ({"loss": "cross_entropy", "class_weights": [1.0, 2.0]}, "each of the model's 3 outputs, got 2"),
+        ({"loss": "cross_entropy", "class_weights": [0.0, 0.0, 0.0]}, "numbers ≥ 0, not all 0, one for each class"),
         ({"loss": "cross_entropy", "class_weights": "fair"}, "must be 'balanced' or a list"),
         ({"loss": "cross_entropy", "class_weights": [1.0, -2.0, 1.0]}, "must be 'balanced' or a list"),
     ],
-    ids=["mse", "a loss with weights", "a list with bce", "too few", "an unknown word", "a negative weight"],
+    ids=[
+        "mse",
+        "a loss with weights",
+        "a list with bce",
+        "too few",
+        "only zeros",
+        "an unknown word",
+        "a negative weight",
+    ],
 )
 def test_class_weights_that_are_refused(given, sentence):
     with pytest.raises(ValueError, match=sentence.replace("[", r"\[")):

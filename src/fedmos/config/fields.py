@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Tag,
 
 from ..core import validation as validate
 from ..core.history import METRICS
+from ..core.losses import class_weights_rule
 from ..core.metric_functions import METRIC_CLASSES
 from ..core.metric_names import is_client_metric, target_rule
 from ..core.validation import Rule, suggest
@@ -109,13 +110,6 @@ def _target(v: Any, info: ValidationInfo) -> Any:
     return v
 
 
-def _class_weights(v: Any) -> Any:
-    weights = isinstance(v, list | tuple) and len(v) > 0 and all(validate.non_negative.test(w) for w in v)
-    if v != "balanced" and not weights:
-        raise ValueError("must be 'balanced' or a list of numbers ≥ 0, one for each class")
-    return v
-
-
 _short = validate.text_up_to(200)
 Positive = Annotated[float, obeys(validate.positive)]
 NonNegative = Annotated[float, obeys(validate.non_negative)]
@@ -139,7 +133,7 @@ Numbers = Annotated[list[Annotated[int | float, obeys(validate.number)]], non_em
 Grid = Annotated[dict[str, Numbers], BeforeValidator(_grid)]
 """Values to try, by field of the algorithm."""
 Target = Annotated[dict[str, float], BeforeValidator(_target)]
-ClassWeights = Annotated[str | list[float], BeforeValidator(_class_weights)]
+ClassWeights = Annotated[str | list[float], obeys(class_weights_rule)]
 DeviceName = Annotated[
     str,
     obeys(

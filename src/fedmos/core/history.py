@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .metric_names import is_loss
-from .validation import suggest
+from .validation import number, require, suggest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,11 +206,13 @@ class History:
             The record, or None if no round reaches the target.
 
         Raises:
-            ValueError: If there is no such metric.
+            ValueError: If there is no such metric, or the target is no number.
         """
         known = self.known_metrics
         if metric not in known:
-            raise ValueError(f"'metric' must be one of {', '.join(known)}, got {metric!r}{suggest(metric, known)}")
+            hint = suggest(metric, known)
+            raise ValueError(f"History: 'metric' must be one of {', '.join(known)}, got {metric!r}{hint}")
+        require("History", "target", target, number)
         return next((r for r in self if reached(metric, r.value(metric), target)), None)
 
     def bytes_until(self, record: Record) -> int:

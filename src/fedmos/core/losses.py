@@ -15,7 +15,7 @@ A loss that is no such sum, e.g. a partial likelihood, is a `fedmos.losses.Batch
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from .batch_losses import Batch
-from .validation import suggest
+from .validation import Rule, non_negative, suggest
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -39,6 +39,15 @@ _NAMED: dict[str, Callable[..., Tensor]] = {
 }
 
 NAMES = tuple(_NAMED)
+
+
+def _is_class_weights(v: Any) -> bool:
+    if isinstance(v, str):
+        return v == "balanced"
+    return isinstance(v, Sequence) and all(non_negative.test(w) for w in v) and any(v)
+
+
+class_weights_rule = Rule("'balanced' or a list of numbers ≥ 0, not all 0, one for each class", _is_class_weights)
 
 
 class _ClassNorm(NamedTuple):

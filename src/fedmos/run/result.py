@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -195,8 +196,11 @@ class Result(Snapshot):
         """Return the state of client i.
 
         It is empty if the algorithm keeps no client state or the client has never taken part.
+
+        Raises:
+            ValueError: If there is no such client.
         """
-        return self.clients.get(int(i), {})
+        return self.clients.get(self._client("client_state", i), {})
 
     @property
     def client_accuracy(self) -> Tensor:
@@ -242,8 +246,7 @@ class Result(Snapshot):
             ValueError: If there is no such client, the algorithm has no personal models, or the result was loaded from
                 a file or is one of `at_best`.
         """
-        if not 0 <= i < len(self.last):
-            raise ValueError(f"personal_model: 'i' must be a client from 0 to {len(self.last) - 1}, got {i}")
+        i = self._client("personal_model", i)
         if self._personal is None:
             raise ValueError(
                 f"Cannot give client {i} a model of its own because this result does not hold what clients keep; use "
@@ -258,6 +261,16 @@ class Result(Snapshot):
         model = copy.deepcopy(self.model)
         load_flat(model, params, recorded_names(model, self.info))
         return model
+
+    def _client(self, method: str, i: Any) -> int:
+        """Return the number of a client, the argument of a method."""
+        try:
+            number = operator.index(i)
+        except TypeError:
+            number = -1
+        if not 0 <= number < len(self.last):
+            raise ValueError(f"{method}: 'i' must be a client from 0 to {len(self.last) - 1}, got {format_value(i)}")
+        return number
 
     def rounds_to(self, metric: str, target: float) -> int | None:
         """Return the first round, counted from 1, whose metric reached the target; None if none did.

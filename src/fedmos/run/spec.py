@@ -16,7 +16,7 @@ from ..attacks import Attack
 from ..codecs.compose import coding_of, with_codecs
 from ..codecs.links import Link, convert_link, is_link, record_link
 from ..core.callback import Callback
-from ..core.losses import Loss, LossFunction
+from ..core.losses import Loss, LossFunction, class_weights_rule
 from ..core.metric_functions import Metrics, named_metrics
 from ..core.model_outputs import OutputFunction
 from ..core.module_kind import plain_module
@@ -63,12 +63,6 @@ def _record_target(v: Any) -> Any:
 
 def _record_dtype(v: torch.dtype) -> str:
     return str(v).removeprefix("torch.")
-
-
-def _is_class_weights(v: Any) -> bool:
-    if isinstance(v, str):
-        return v == "balanced"
-    return isinstance(v, Sequence) and len(v) > 0 and all(non_negative.test(w) for w in v)
 
 
 def _convert_class_weights(v: Any) -> Any:
@@ -180,7 +174,7 @@ class RunSpec:
     class_weights: Literal["balanced"] | Sequence[float] | None = option(
         'Weights of the classes in the loss `cross_entropy`, as a list or as "balanced": inversely proportional to '
         'their frequency in the training data of all clients. With `bce`, "balanced" weights the positive targets.',
-        Rule("'balanced' or a list of numbers ≥ 0, one for each class", _is_class_weights),
+        class_weights_rule,
         default=None,
         convert=_convert_class_weights,
         shared=True,

@@ -14,7 +14,7 @@ from ...algorithm import Algorithm
 from ...algorithms import FedAvg
 from ...core.flat_model import FlatModel
 from ...core.losses import Loss, LossFunction
-from ...core.validation import Rule, count, integer, none, positive, require
+from ...core.validation import Rule, count, integer, none, one_of, positive, require
 from ...data.federated import FederatedData
 from ...engine.client_store import ClientStore
 from ...engine.cohort import Cohort
@@ -116,6 +116,7 @@ def heterogeneity(
     require("heterogeneity", "local_steps", local_steps, count)
     require("heterogeneity", "lr", lr, positive | none)
     require("heterogeneity", "seed", seed, integer)
+    require("heterogeneity", "dtype", dtype, one_of(torch.float32, torch.float64))
     if algorithm is not None and lr is not None:
         raise ValueError("heterogeneity: 'lr' must be None where an algorithm brings its own")
     if lr is not None:
