@@ -250,8 +250,9 @@ def test_a_folder_of_another_comparison_is_refused(compare, tmp_path):
         assert {path: path.read_bytes() for path in out.glob("*.*")} == files
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="because it holds other files; use a new folder"):
-        compare(out=tmp_path / "notes")
+    for taken in (tmp_path / "notes", tmp_path / "notes" / "a.txt"):
+        with pytest.raises(FileExistsError, match="because it holds other files; use a new folder"):
+            compare(out=taken)
     (tmp_path / "notes" / "comparison.toml").write_text('title = "of the command line"\n')
     with pytest.raises(ValueError, match="because fedmos compare started it; use a new folder"):
         compare(out=tmp_path / "notes")
@@ -287,7 +288,8 @@ AVG = fm.FedAvg(lr=0.1)
         ({"a": AVG}, {"target": {"acuracy": 0.9}}, r"'target' must name one of .*, got 'acuracy' \(did you mean"),
         ({"a": AVG}, {"target": {"accuracy": 2.0}}, r"must be in \[0, 1\], got 2.0"),
         ({"a": AVG}, {"target": {"accuracy": {"final_of": "b"}}}, "must be the label of a method, got 'b'"),
-        ({"a": AVG}, {"metric": "f1"}, "must name one of"),
+        ({"a": AVG}, {"metric": "f1"}, "compare: 'metric' must be one of .*, got 'f1'"),
+        ({"a": AVG}, {"title": None}, "compare: 'title' must be a text"),
         ({"a": AVG}, {"tune": {"lr": []}}, "compare: 'tune' must have different numbers to try for 'lr'"),
         ({"a": AVG}, {"tune": {}}, "compare: 'tune' must have values to try"),
         ({"a": AVG}, {"tune": {"mu": [0.1]}}, "compare: 'tune': FedAvg has no field 'mu'"),
@@ -328,7 +330,7 @@ def test_tune_chooses_from_the_grid(data, tmp_path):
         ({"grid": {"mu": [1.0]}}, "tune: SignSGD has no field 'mu'; its fields: lr, power"),
         ({"grid": {}}, "tune: 'grid' must map fields to values"),
         ({"algorithm": fm.FedAvg}, "tune: 'algorithm' must be a fedmos.Algorithm"),
-        ({"by": "rounds"}, "tune: 'tune' must have by='final' where the target is no number"),
+        ({"by": "rounds"}, "tune: 'by' must be 'final' where the target is no number"),
     ):
         with pytest.raises(ValueError, match=words):
             fm.tune(**{"algorithm": SignSGD(lr=1.0), "grid": {"lr": [0.1]}} | given | changes)

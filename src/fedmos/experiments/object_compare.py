@@ -14,7 +14,7 @@ from ..config.schema import check_same
 from ..core.formatting import one_line
 from ..run.result import Result
 from ..storage import toml
-from ..storage.files import replace_file
+from ..storage.files import is_occupied, replace_file
 from .captions import caption
 from .comparison import Comparison, method_number, run_folder
 from .objects import ObjectComparison
@@ -133,7 +133,7 @@ def _claim(plan: ObjectComparison, out: Path) -> None:
         if before.get("from_python") is not True:
             raise ValueError(f"Cannot compare in {out} because fedmos compare started it; use a new folder")
         check_same(f"the comparison in {out}", *_comparable(before, now))
-    elif out.exists() and any(out.iterdir()):
+    elif is_occupied(out):
         raise FileExistsError(f"Cannot compare in {out} because it holds other files; use a new folder")
     out.mkdir(parents=True, exist_ok=True)
     replace_file(path, text_of(plan).encode())

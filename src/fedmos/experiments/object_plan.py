@@ -14,13 +14,13 @@ from ..config.comparison import tuned_label
 from ..config.fields import MAX_ENTRIES, FinalOf
 from ..config.schema import Tuning, parse
 from ..core.formatting import format_value
-from ..core.validation import boolean, count, require, suggest
+from ..core.validation import boolean, count, require, suggest, text_up_to
 from ..core.validation import seed as seed_rule
 from ..engine.task_check import check_fit
 from ..rng import signed
 from ..run.build import build_task
 from ..run.options import call_with_options, options_of
-from ..run.preflight import check_parts, check_target
+from ..run.preflight import check_metric, check_parts, check_target
 from ..run.run_metrics import run_metrics
 from ..run.spec import RunSpec
 from .local_training import with_local_training
@@ -70,6 +70,7 @@ def plan(
     goal, level = _target(target, list(listed))
     if baseline is not None:
         _check_label("baseline", baseline, list(listed))
+    require(caller, "title", title, text_up_to(1000))
     require(caller, "rounds", options["rounds"], count)
     rounds = int(options.pop("rounds"))
     tuning, shared = (None, {}) if tune is None else _tuning(caller, tune, table_seeds, rounds, level)
@@ -92,7 +93,7 @@ def plan(
     require(caller, "local_training", local_training, boolean)
     made = with_local_training(made) if local_training else made
     _check_grids(caller, made)
-    return _checked(made)
+    return _checked(caller, made)
 
 
 def _check_options(caller: str, options: Mapping[str, Any]) -> None:
@@ -203,7 +204,8 @@ def _tuning(
     if tuning.rounds is not None and tuning.rounds > rounds:
         raise ValueError(f"{caller}: 'tune' must have at most {rounds} rounds, as the runs have, got {tuning.rounds}")
     if tuning.by == "rounds" and not by_rounds:
-        raise ValueError(f"{caller}: 'tune' must have by='final' where the target is no number, got 'rounds'")
+        what = "'by' must be 'final'" if caller == "tune" else "'tune' must have by='final'"
+        raise ValueError(f"{caller}: {what} where the target is no number, got 'rounds'")
     return tuning, shared
 
 
@@ -254,7 +256,7 @@ def _check_grids(caller: str, made: ObjectComparison) -> None:
         raise ValueError(f"compare: 'methods' must not have {taken!r}, which the tuned {twice!r} is called")
 
 
-def _checked(made: ObjectComparison) -> ObjectComparison:
+def _checked(caller: str, made: ObjectComparison) -> ObjectComparison:
     """Build every variant of every method once, so that an error in the last is found before the first has run."""
     known: list[list[str]] = []
     for method in made.methods:
@@ -269,7 +271,9 @@ def _checked(made: ObjectComparison) -> ObjectComparison:
         check_fit(task)
         known.append(run_metrics(spec, task).names)
     common = [name for name in known[0] if all(name in names for names in known)]
-    level = 0.0 if made.level is None or isinstance(made.level, FinalOf) else made.level
     metric = made.metric or next(m for m in ("accuracy", "test_loss", "train_accuracy", *common) if m in common)
-    check_target({metric: level}, common)
-    return replace(made, metric=metric, level=float(level) if made.level == level else made.level)
+    if made.level is None:
+        check_metric(caller, "metric", metric, common)
+        return replace(made, metric=metric)
+    level = check_target({metric: 0.0 if isinstance(made.level, FinalOf) else made.level}, common)[metric]
+    return replace(made, metric=metric, level=made.level if isinstance(made.level, FinalOf) else level)

@@ -100,6 +100,11 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_occupied(path: Path) -> bool:
+    """Return whether a path is a file, or a folder that is not empty."""
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+
 def hash_file(path: Path) -> tuple[int, str]:
     """Return the size and SHA-256 of a file."""
     size, sha = 0, hashlib.sha256()

@@ -10,6 +10,7 @@ from typing import Any
 from ...config.own_classes import plain_name, with_sources
 from ...config.text import parse_toml, read_table
 from ...core.version import __version__
+from ...storage.files import is_occupied
 from ...storage.toml import dumps
 
 CONFIGURATION = "run.toml"
@@ -84,7 +85,7 @@ def write_app(folder: Path, configuration: dict[str, Any], out: str = "") -> Pat
             "deploy init: the name of 'DIR' must be a letter followed by at most 31 letters, digits and hyphens, "
             f"got {name!r}"
         )
-    if folder.exists() and any(folder.iterdir()):
+    if is_occupied(folder):
         raise FileExistsError(f"Cannot write an app into {folder} because it is not empty; use another folder")
     for path, content in _app_files(name, configuration, out).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from ...core.version import __version__
+from ...storage.files import is_occupied
 
 NGINX, SERVER_FILE = "nginx.conf", "server.toml"
 SERVER_UNITS = ("fedmos-superlink.service", "fedmos-server-apps.service", "fedmos-proxy.service")
@@ -83,7 +84,7 @@ class Installation:
         Raises:
             FileExistsError: If the folder is not empty.
         """
-        if folder.exists() and any(folder.iterdir()):
+        if is_occupied(folder):
             raise FileExistsError(f"Cannot write into {folder} because it is not empty; use another folder")
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / name for name in (NGINX, SERVER_FILE, *SERVER_UNITS, *CLIENT_UNITS, *COMPOSE)]
