@@ -43,3 +43,11 @@ def test_numbers_that_could_be_pixels_get_a_warning(dtype):
 def test_the_same_fingerprint_as_with_a_scale():
     x = torch.arange(8, dtype=torch.uint8)[:, None]
     assert federation(x).fingerprint() == federation(x, scale=255.0).fingerprint()
+
+
+@pytest.mark.parametrize("name", ["normalize", "augment"])
+def test_what_is_no_normalisation_or_augmentation(name):
+    digits = fm.datasets.load("digits")
+    for data in (digits, digits.partition(fm.partition.IID(), clients=2)):
+        with pytest.raises(ValueError, match=rf"'{name}' must be a fedmos.{name.capitalize()} or None, got 0.5"):
+            data.declare(**{name: 0.5})

@@ -40,9 +40,15 @@ def test_profiles_given_in_full(tmp_path):
     path.write_text("value,speed\n1,10\n2,20.5\n", encoding="utf-8-sig")
     assert fm.PerClient(path).numbers == (1.0, 2.0)  # without the mark that spreadsheets put in front
     assert fm.Table([4, 5.5]).values(2, key).tolist() == [4.0, 5.5]
+    assert fm.PerClient(torch.tensor([4, 5])).numbers == (4.0, 5.0)
     assert fm.Table(path, column="speed").values(2, key).tolist() == [10.0, 20.5]
     for make, sentence in (
         (lambda: fm.Table(path, column="pace"), "must have numbers in a column 'pace'"),
+        (
+            lambda: fm.Table({1: 10.0, 2: 20.0}),
+            "PerClient: 'numbers' must be a list of numbers or a file, got {1: 10.0",
+        ),
+        (lambda: fm.Table([]), "PerClient: 'numbers' must hold at least one number, got none"),
         (lambda: fm.Table([1, 0]), "PerClient: 'numbers' must be > 0, got 0"),
         (lambda: fm.Table([1, 2]).values(3, key), "PerClient: 'numbers' must hold one for each of 3 clients, got 2"),
         (lambda: fm.Constant(0), "Constant: 'value' must be > 0, got 0"),

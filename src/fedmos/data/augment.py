@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.validation import boolean, check, pixels
+from ..core.validation import Rule, boolean, check, pixels
 from ..rng import draws
 
 
@@ -61,3 +61,6 @@ def _take(x: Tensor, index: Tensor, axis: int) -> Tensor:
     inside = (index >= 0) & (index < x.shape[axis])
     taken = x.gather(axis, index.clamp(0, x.shape[axis] - 1).expand(x.shape))
     return taken * inside.to(x.dtype)
+
+
+augment_rule = Rule("a fedmos.Augment or None", lambda v: isinstance(v, Augment | None))

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 
 from ..core.formatting import format_value
-from ..core.validation import count, require
+from ..core.validation import check, count, require
 from ..core.validation import seed as seed_rule
 from ..rng import Purpose, generator
 from .arrays import importance_of
+from .augment import augment_rule
 from .client_tests import ClientTests
 from .federated import FederatedData
 from .holdout import check_disjoint, divide, hold_out
-from .normalize import Normalize
+from .normalize import Normalize, normalize_rule
 from .partition import Natural
 from .partition.flower import FromFlower, is_flower
 from .partition.split import ClientSplit, Partition
@@ -67,6 +68,7 @@ class Dataset:
     """Whether each training sample is a test sample of its client instead, bool; None if none is."""
 
     def __post_init__(self) -> None:
+        check(self, normalize=normalize_rule, augment=augment_rule)
         if self.normalize is not None:
             object.__setattr__(self, "normalize", self.normalize.resolved(self.x_train))
 
@@ -94,6 +96,7 @@ class Dataset:
         Example:
             >>> digits = fm.datasets.load("digits").declare(normalize=fm.Normalize(0.5, 0.5, scale=16))
         """
+        require("declare", "normalize", normalize, normalize_rule)
         if normalize is not None and not normalize.fits(self.x_train):
             raise ValueError(
                 f"declare: 'normalize' must have one number or one for each channel of {self.name}, got {normalize}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.input_layout import InputLayout
-from ..core.validation import suggest
+from ..core.validation import check, suggest
 from .arrays import (
     client_names,
     importance_of,
@@ -24,12 +24,12 @@ from .arrays import (
     offsets_of,
     sample_arrays,
 )
-from .augment import Augment
+from .augment import Augment, augment_rule
 from .client_tests import ClientTests
 from .describe import Description, describe
 from .holdout import hold_out_of
 from .importers.methods import Importers
-from .normalize import Normalize
+from .normalize import Normalize, normalize_rule
 from .padding import pad_samples
 from .subset import split_clients, subset
 
@@ -146,6 +146,7 @@ class FederatedData(Importers):
         )
 
     def __post_init__(self) -> None:
+        check(self, normalize=normalize_rule, augment=augment_rule)
         if self.layout is not None and (self.normalize is not None or self.augment is not None):
             raise ValueError(
                 "Cannot normalise or augment samples with several inputs; use inputs that are normalised already, or "

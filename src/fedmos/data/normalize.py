@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.validation import none, number, positive, require
+from ..core.validation import Rule, none, number, positive, require
 
 
 @cache
@@ -88,3 +88,6 @@ class Normalize:
 
         scale = self.scale or (_BYTE if _is_bytes(x) else 1.0)
         return (x.to(dtype) / scale - column(self.mean)) / column(self.std)
+
+
+normalize_rule = Rule("a fedmos.Normalize or None", lambda v: isinstance(v, Normalize | None))

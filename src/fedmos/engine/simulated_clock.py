@@ -102,9 +102,11 @@ class PerClient:
                 raise ValueError(
                     f"PerClient: {one_line(str(numbers), 100)} must have numbers in a column '{self.column}'"
                 ) from error
-        elif not isinstance(numbers, Iterable):
+        elif not _is_listed(numbers):
             raise ValueError(f"PerClient: 'numbers' must be a list of numbers or a file, got {format_value(numbers)}")
-        numbers = list(numbers)
+        numbers = numbers.tolist() if isinstance(numbers, Tensor) else list(numbers)
+        if not numbers:
+            raise ValueError("PerClient: 'numbers' must hold at least one number, got none")
         for number in numbers:
             require("PerClient", "numbers", number, positive)
         object.__setattr__(self, "numbers", tuple(float(v) for v in numbers))
@@ -116,8 +118,13 @@ class PerClient:
         return numbers
 
 
+def _is_listed(v: Any) -> bool:
+    """Whether a value is a list, or an array with one axis."""
+    return isinstance(v, Iterable) and not isinstance(v, Mapping | bytes) and getattr(v, "ndim", 1) == 1
+
+
 def _is_profile(v: object) -> bool:
-    return positive.test(v) or (callable(getattr(v, "values", None)) and not isinstance(v, type | Mapping))
+    return positive.test(v) or (callable(getattr(v, "values", None)) and not isinstance(v, type | Mapping | Tensor))
 
 
 _profile = Rule("> 0 or a profile", _is_profile)

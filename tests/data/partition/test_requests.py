@@ -184,5 +184,6 @@ def test_natural_clients_of_some_owners_only():
     assert [split[i].tolist() for i in range(len(split))] == [[0, 1], [3, 4, 5]]
     with pytest.raises(ValueError, match="Natural: 'only' must be numbers of owners, got 4"):
         Natural(only=(4,)).split(owner, None, 0)
-    with pytest.raises(ValueError, match="Natural: 'only' must be numbers of owners, got"):
-        Natural(only=())
+    for only in ((), 0, "0"):
+        with pytest.raises(ValueError, match="Natural: 'only' must be numbers of owners, got"):
+            Natural(only=only)

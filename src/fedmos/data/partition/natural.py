@@ -44,7 +44,7 @@ class Natural:
         check(self, least=count, most=count | none)
         if self.most is not None and self.most < self.least:
             raise ValueError(f"Natural: 'most' must be ≥ 'least' ({self.least}), got {self.most}")
-        if self.only is not None and (isinstance(self.only, str) or not len(self.only)):
+        if self.only is not None and (isinstance(self.only, str) or not np.size(self.only) or not np.ndim(self.only)):
             raise ValueError(f"Natural: 'only' must be numbers of owners, got {format_value(self.only)}")
 
     def split(self, labels: np.ndarray, clients: int | None, seed: int) -> ClientSplit:
