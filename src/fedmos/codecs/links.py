@@ -138,7 +138,8 @@ def _vectors(algorithm: Algorithm, direction: Direction) -> tuple[list[str], lis
 
 
 def _is_vector(field: Field) -> bool:
-    return name_and_shape(field)[1] == ("D",)
+    shape: object = name_and_shape(field)[1]
+    return shape == ("D",)
 
 
 def _check_name(

@@ -83,9 +83,9 @@ def sampling_variance(
     return Sampling(mean=weights.mean(0), variance=weights.var(0), exact=False)
 
 
-def _importances(owner: str, selector: Selector, p: Any) -> Tensor:
+def _importances(owner: str, selector: Selector, given: Any) -> Tensor:
     """Return valid importances of as many clients as the selector supports, float64."""
-    p = torch.as_tensor(p, dtype=torch.float64)
+    p: Tensor = torch.as_tensor(given, dtype=torch.float64)
     if p.ndim != 1 or not bool((p >= 0).all()):
         raise ValueError(f"{owner}: 'p' must hold a number ≥ 0 for each client, got {format_value(p.tolist())}")
     if abs(float(p.sum()) - 1) > _ROUNDING:
