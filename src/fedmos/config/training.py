@@ -169,7 +169,7 @@ def _build_codec(where: str, choice: Choice) -> Any:
     made = build(where, choice, registry.codecs())
     if not is_codec(made):
         got = f"{choice.title} gives {format_value(made)}"
-        raise ConfigError(f"{where}.name: must give a fedmos.Codec, or an object with its methods, but {got}")
+        raise ConfigError(f"{where}.name: must give a fedmos.codecs.Codec, or an object with its methods, but {got}")
     return made
 
 
