@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from fedmos.engine.ranks import Ranks, join, leave
+from fedmos.engine.process_group import join, leave
+from fedmos.engine.ranks import Ranks
 
 D = 796_000
 SIZES = (2, 4, 8, 16, 32)

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 import fedmos as fm
-from fedmos.engine.ranks import LostRankError, Ranks, join, leave
+from fedmos.engine.process_group import join, leave
+from fedmos.engine.ranks import LostRankError, Ranks
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

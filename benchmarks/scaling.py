@@ -23,7 +23,7 @@ def work(name: str) -> None:
     from engines import JOBS as KNOWN
 
     import fedmos as fm
-    from fedmos.engine.ranks import leave
+    from fedmos.engine.process_group import leave
 
     job = replace(KNOWN[name], samples=(128, 128)) if name == "lenet" else KNOWN[name]
     marks: list[float] = []

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos.engine.ranks import Ranks, join
+from fedmos.engine.process_group import join
+from fedmos.engine.ranks import Ranks
 
 TESTS = Path(__file__).parents[1]
 
@@ -139,7 +140,7 @@ def test_a_rank_takes_the_gpu_of_its_local_number(monkeypatch, gpus, chosen, bac
     for name, value in {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "3"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    monkeypatch.setattr("fedmos.engine.ranks._end_with_launcher", lambda: None)
+    monkeypatch.setattr("fedmos.engine.process_group._end_with_launcher", lambda: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda number: calls.update(device=number))

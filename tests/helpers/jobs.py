@@ -19,7 +19,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401  torch.func imports it at its first use, for seconds: here once, not in every fork
 
 import fedmos as fm
-from fedmos.engine.ranks import leave
+from fedmos.engine.process_group import leave
 
 COMBINATIONS = {
     "FedMoS + ACS": (fm.FedMoS(lr=0.05), fm.ACS(m=4)),

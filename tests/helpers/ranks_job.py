@@ -18,7 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fedmos as fm
-from fedmos.engine import ranks
+from fedmos.engine import process_group, ranks
 from helpers import jobs
 from helpers.extended import Extended
 
@@ -226,11 +226,11 @@ def threads_of_ranks(folder: Path) -> list[dict[str, list[str]]]:
     """The names of the threads of each of two ranks, in the process group and after they have left it."""
 
     def join_and_leave() -> None:
-        ranks.join()
+        process_group.join()
         number = ranks.Ranks.joined().rank
         torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(2, 3))
         names = {"joined": thread_names()}
-        ranks.leave()
+        process_group.leave()
         (folder / f"threads-{number}.json").write_text(json.dumps(names | {"left": thread_names()}))
 
     jobs.in_ranks(2, join_and_leave)
@@ -253,7 +253,7 @@ def sums_of_ranks(folder: Path, sizes: tuple[int, ...]) -> dict[int, list[list[d
     """By number of ranks and by rank: what `sum_in_order` returns and the bytes it and `gather` receive, as JSON."""
 
     def add(out: Path) -> None:
-        ranks.join()
+        process_group.join()
         own, found = ranks.Ranks.joined(), []
         for dtype in (torch.float32, torch.float64):
             for n, count in VECTORS:

@@ -108,7 +108,8 @@ def train(settings: RunConfig, folder: Path, resume: bool, again: str, quiet: bo
         again: the command that continues the run even if the folder has no checkpoint yet.
         quiet: whether to show no progress.
     """
-    from ..engine.ranks import Ranks, join, leave
+    from ..engine.process_group import join, leave
+    from ..engine.ranks import Ranks
     from ..storage import RunFolder
 
     join()

@@ -12,7 +12,8 @@ from ..core.interrupts import message_on_interrupt
 from ..core.notices import display_messages
 from ..core.precision import arithmetic
 from ..engine.merged_runs import MergedRuns, merge_key
-from ..engine.ranks import Ranks, join
+from ..engine.process_group import join
+from ..engine.ranks import Ranks
 from ..engine.round_results import DivergenceError
 from ..engine.task import DeviceCache
 from ..evaluation.metrics import Evaluator

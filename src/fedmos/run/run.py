@@ -22,7 +22,8 @@ from ..engine.backend import complete
 from ..engine.buffered import play_buffered_round
 from ..engine.execution_plan import ExecutionPlan
 from ..engine.local_backend import LocalBackend
-from ..engine.ranks import Ranks, join
+from ..engine.process_group import join
+from ..engine.ranks import Ranks
 from ..engine.round import play_round
 from ..engine.round_results import DivergenceError
 from ..engine.state import FederatedState

@@ -1,0 +1,54 @@
+"""The process group that a launcher such as `torchrun` starts: joining and leaving it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import signal
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_log = logging.getLogger("fedmos")
+
+
+def join() -> None:
+    """Join the process group of the launcher, if a launcher such as torchrun started this process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ or dist.is_initialized():
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():  # nccl connects at its first use, of which `Ranks.joined` decides
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    _end_with_launcher()
+    # torch.func imports this module at its first use. If that happens after the group is made, the module keeps the
+    # group alive: its threads survive `leave` and occasionally abort the process at exit.
+    importlib.import_module("torch._dynamo")
+    timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    # The launcher's store outlives its workers: restarted workers must not find the addresses of earlier ones.
+    host, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
+    shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
+    store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=size, timeout=timeout)
+
+
+def leave() -> None:
+    """Leave the process group."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _end_with_launcher() -> None:
+    """Have the system end this process when its launcher dies."""
+    try:
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    except (OSError, AttributeError):  # not Linux
+        _log.debug("This system cannot end a process together with its parent")
