@@ -51,6 +51,12 @@ def check_fit(task: Task) -> None:
     with _model_errors(task, inputs):
         try_model(task.model, task.samples(torch.cat([entries, more]).to(task.model.device))[0])
     _check_smallest_batch(task, inputs, targets)
+    _check_named_loss(task, outputs, targets)
+    check_loss(task)
+
+
+def _check_named_loss(task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse outputs and targets that a built-in loss does not take."""
     if task.loss.named == "cross_entropy":
         _check_labels(task, outputs, targets)
     elif task.loss.named is not None and outputs.shape != targets.shape:
@@ -62,7 +68,6 @@ def check_fit(task: Task) -> None:
         )
     if task.loss.named == "bce" and not all(bool(((y >= 0) & (y <= 1)).all()) for _, y in task.data.all_targets()):
         raise ValueError("Cannot use bce because some targets are not in [0, 1]; use loss='mse'")
-    check_loss(task)
 
 
 def _check_smallest_batch(task: Task, inputs: Tensor, targets: Tensor) -> None:

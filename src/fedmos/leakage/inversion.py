@@ -78,8 +78,8 @@ def gradient_inversion(
         >>> found.reconstructed.shape == found.samples.shape
         True
     """
-    for name, value in (("samples", samples), ("iterations", iterations)):
-        require("gradient_inversion", name, value, count)
+    require("gradient_inversion", "samples", samples, count)
+    require("gradient_inversion", "iterations", iterations, count)
     require("gradient_inversion", "client", client, integer)
     x, y = data.stored(client)
     x, y = x[:samples], y[:samples]

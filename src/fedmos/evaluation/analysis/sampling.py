@@ -138,25 +138,31 @@ def draw_weights(
         )
     p = _importances("draw_weights", selector, p)
     require("draw_weights", "draws", draws, count)
+    weights = torch.zeros(draws, len(p), dtype=torch.float64)
+    view = _view(selector, p, n, losses, seed)
+    for view.round in range(draws):
+        ids, w = (torch.from_numpy(as_array(v)) for v in selector.select(view))
+        weights[view.round].index_add_(0, ids, w.to(torch.float64))
+    return weights
+
+
+def _view(selector: Selector, p: Tensor, n: Tensor | None, losses: Any, seed: int) -> View:
+    """Return what a selector sees of clients with these losses, which it can also ask for."""
     N = len(p)
-    losses = None if losses is None else torch.as_tensor(losses, dtype=torch.float64)
-    weights = torch.zeros(draws, N, dtype=torch.float64)
-    unknown = torch.full((N,), torch.nan, dtype=torch.float64)
     view = View(
         seed=seed,
         round=0,
         p=p,
         n=torch.ones(N, dtype=torch.int64) if n is None else torch.as_tensor(n),
-        reported=dict.fromkeys(selector.reports, unknown if losses is None else losses),
         last=torch.full((N,), -1 if losses is None else 0),
         picks=torch.zeros(N, dtype=torch.int64),
     )
+    known = torch.full((N,), torch.nan, dtype=torch.float64)
     if losses is not None:
-        view.ask_losses = lambda ids, batch: losses[ids]
-    for view.round in range(draws):
-        ids, w = (torch.from_numpy(as_array(v)) for v in selector.select(view))
-        weights[view.round].index_add_(0, ids, w.to(torch.float64))
-    return weights
+        known = torch.as_tensor(losses, dtype=torch.float64)
+        view.ask_losses = lambda ids, batch: known[ids]
+    view.reported = dict.fromkeys(selector.reports, known)
+    return view
 
 
 def selection_skew(
