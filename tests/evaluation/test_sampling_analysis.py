@@ -56,6 +56,14 @@ def test_power_of_choice_skews_more_the_larger_d():
     assert bounds[0].bias < bounds[1].bias < bounds[2].bias
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"), [({"points": 0}, "an integer ≥ 1, got 0"), ({"radius": 0.0}, "> 0, got 0.0")]
+)
+def test_a_grid_without_points_is_refused(changes, fault):
+    with pytest.raises(ValueError, match=f"^skew_bounds: '{next(iter(changes))}' must be {fault}"):
+        fm.analysis.skew_bounds(fm.Full(), fm.datasets.quadratic(4, 2), **changes)
+
+
 def test_clustered_by_size_has_a_closed_form():
     """It is ACS under another name."""
     mine, same = (fm.analysis.sampling_variance(s(m=2), P) for s in (fm.Clustered, fm.ACS))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.formatting import format_value
-from ...core.validation import Rule, count, require
+from ...core.validation import Rule, count, positive, require
 from ...data.synthetic import Quadratic
 from ...engine.selected import as_array
 from ...selection import ACS, MD, Clustered, Full, Uniform
@@ -239,11 +239,16 @@ def skew_bounds(
     Returns:
         A `SkewBounds`.
 
+    Raises:
+        ValueError: If an argument is invalid.
+
     Example:
         >>> from fedmos.data.synthetic import quadratic
         >>> fm.analysis.skew_bounds(fm.Full(), quadratic(4, 2)).rho
         1.0
     """
+    require("skew_bounds", "points", points, count)
+    require("skew_bounds", "radius", radius, positive)
     optimum = problem.optimum
     reach = radius * float((problem.e / problem.h[:, None] - optimum).abs().max())
     steps = torch.linspace(-reach, reach, points, dtype=torch.float64).tolist()
