@@ -50,7 +50,7 @@ def add_mask(sums: Mapping[str, Integers], layout: Layout, seed: bytes, sign: in
         for start in range(0, vector.size, _ENTRIES):
             part = sums[name][start : start + _ENTRIES]
             drawn = _integers(stream.update(bytes(len(part) * vector.width)), vector.width)
-            np.add(part, drawn, out=part) if sign > 0 else np.subtract(part, drawn, out=part)
+            part += sign * drawn
 
 
 def to_bytes(values: Integers, vector: RingVector) -> bytes:

@@ -199,7 +199,10 @@ class RunFolder(os.PathLike[str]):
             *self.path.glob(f"{CLIENTS}/.*.partial"),
             *self.path.glob(f"{SCRATCH}*"),
         ):
-            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+            if path.is_file():
+                path.unlink()
+            else:
+                shutil.rmtree(path, ignore_errors=True)
         self.checkpoints.remove_partial()
 
     def _remove_clients_after(self, done: int) -> None:
