@@ -117,7 +117,7 @@ def _hint(kind: type[BaseModel], path: list[str | int]) -> str:
 
 
 def _all_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Return the full names of all keys, with dots between tables."""
+    """Yield the full names of all keys, with dots between tables."""
     for name, field in kind.model_fields.items():
         yield prefix + name
         if (table := _table_type(field.annotation)) is not None:

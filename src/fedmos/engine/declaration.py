@@ -32,9 +32,10 @@ class Declaration:
 
     @cached_property
     def server_state(self) -> Shapes:
-        matrices = {f[0]: (f[1], "D") for f in self.algorithm.server_state if isinstance(f, tuple) and _is_int(f[1])}
-        pairs = map(name_and_shape, self.algorithm.server_state)
-        return {name: self._shape(matrices.get(name, shape)) for name, shape in pairs}
+        declared = self.algorithm.server_state
+        shapes = self._shapes(declared)
+        matrices = [field[0] for field in declared if isinstance(field, tuple) and _is_int(field[1])]
+        return shapes | {name: (*shapes[name], self.layers.size) for name in matrices}
 
     @cached_property
     def client_state(self) -> Shapes:
