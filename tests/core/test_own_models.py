@@ -1,5 +1,6 @@
 """Users' own networks: which are trained as they are, and which are refused with a sentence."""
 
+import threading
 import warnings
 from collections import OrderedDict, namedtuple
 
@@ -330,6 +331,90 @@ def test_models_that_mix_samples_are_found(quick, caplog):
     assert "depend on the other samples" in caplog.text
     with pytest.raises(ValueError, match="would be padded"):
         quick(model=Mixing(), engine="batched")
+
+
+class BySize(nn.Module):
+    """Computes something else for batches of more than `most` samples."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.layer, self.head, self.most = nn.Linear(64, 64), nn.Linear(64, 10), most
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(self.layer(x) if len(x) > self.most else x)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(2, (5, 6, 4, 5, 2)), (7, (5, 6, 9, 4))])
+def test_models_that_read_the_size_of_the_batch_are_found(quick, most, sizes):
+    rng = np.random.default_rng(0)
+    data = fm.FederatedData.from_arrays([(rng.normal(size=(n, 64)), rng.integers(10, size=n)) for n in sizes])
+    how = {"model": BySize(most), "data": data, "selection": fm.Full(), "rounds": 1, "batch_size": 10}
+    with pytest.raises(ValueError, match="influence each other"):
+        quick(engine="batched", **how)
+    assert quick(**how).info["engine"] == "loop"
+    equal = equal_clients(6)  # one size, although it is below that of a batch
+    alike(quick, BySize(most), data=equal, selection=fm.Full(), batch_size=10)
+
+
+class Stored(nn.Module):
+    """Keeps what a forward pass computed in a dictionary, until it is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.kept = nn.Linear(64, 10), {}
+
+    def forward(self, x):
+        y = self.layer(x.flatten(1))
+        if not self.kept:
+            self.kept["outputs"] = [y]
+        return y
+
+
+def test_a_model_that_stored_tensors_in_containers_is_copied_without_their_graph(quick):
+    model = Stored()
+    model(torch.zeros(2, 64))
+    alike(quick, model)
+    assert not model.kept["outputs"][0].is_leaf
+
+
+def test_an_attribute_that_cannot_be_copied_is_named(quick):
+    model = net()
+    model.lock = threading.Lock()
+    with pytest.raises(
+        ValueError, match=r"Cannot copy the model because copy\.deepcopy fails for its attribute 'lock'"
+    ):
+        quick(model=model)
+
+
+class Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = [nn.Linear(64, 64)], nn.Linear(64, 10)
+        self.known = [self.head]
+
+    def forward(self, x):
+        return self.head(self.layers[0](x.flatten(1)))
+
+
+def test_layers_in_a_list_are_named_where_they_have_another_dtype(quick):
+    with pytest.raises(ValueError, match=r"its attribute 'layers' holds layers .*use nn\.ModuleList"):
+        quick(model=Listed(), dtype=torch.float64)
+
+
+class NoisyInEvaluation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        y = self.layer(x.flatten(1))
+        return y if self.training else y + torch.rand(len(y), 10)
+
+
+def test_the_function_that_draws_in_evaluation_is_named(quick):
+    with pytest.raises(ValueError, match=r"global generator \(torch\.rand in NoisyInEvaluation\)"):
+        quick(model=NoisyInEvaluation())
 
 
 @pytest.mark.parametrize("value", [torch.ones(3), np.ones(3), None])

@@ -131,3 +131,14 @@ def test_outputs_and_targets_are_not_broadcast(loss):
 def test_labels_that_a_loss_of_pytorch_does_not_take_get_a_hint(targets, outputs, hint):
     with pytest.raises(ValueError, match=f"Cannot apply the loss to the model's output .*; use {hint}"):
         train(nn.BCEWithLogitsLoss(), targets, outputs)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss()])
+def test_classes_on_the_last_axis_get_a_hint(loss):
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 4, 8)), rng.integers(9, size=(n, 4))) for n in (5, 3)]
+    how = {"algorithm": fm.FedAvg(lr=0.1), "selection": fm.Full(), "rounds": 1, "local_steps": 1, "loss": loss}
+    data = fm.FederatedData.from_arrays(clients)
+    with pytest.raises(ValueError, match=r"; put the classes on axis 1, outputs\.movedim\(-1, 1\)"):
+        fm.run(nn.Linear(8, 9), data, **how)
+    assert fm.run(nn.Linear(8, 9), data, outputs=lambda o: o.movedim(-1, 1), **how).history

@@ -232,3 +232,23 @@ def test_selectors_that_need_losses_of_samples_are_refused_with_batch_losses():
         loss=fm.losses.Cox(),
     )
     assert chosen.history[-1].probed > 0
+
+
+def by_length(outputs, targets):
+    """A loss of sequences whose kernel has as many states as the longest target of a client."""
+    lengths = targets[:, 0]
+    given = torch.full_like(lengths, outputs.shape[1])
+    return F.ctc_loss(outputs.transpose(0, 1).log_softmax(-1), targets[:, 1:], given, lengths, reduction="none").mean()
+
+
+def test_what_fails_for_the_samples_of_a_cohort_only_gets_the_sentence(caplog):
+    """The samples that are tried before have targets of one length."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]])[:, :, None]
+    targets = torch.cat([lengths, torch.randint(1, 4, (3, 4, 2), generator=generator)], 2)
+    data = fm.FederatedData.from_arrays([(torch.randn(4, 6, 6, generator=generator), y) for y in targets])
+    how = {"data": data, "loss": by_length, "local_epochs": None, "local_steps": 2, "rounds": 1}
+    with pytest.raises(ValueError, match=r"because the loss by_length: the shape of a tensor .*; use engine='loop'$"):
+        train("batched", net=nn.Linear(6, 4), **how)
+    assert train("auto", net=nn.Linear(6, 4), **how).info["engine"] == "loop"
+    assert "because the model or the loss cannot be vectorised: the loss by_length: the shape" in caplog.text

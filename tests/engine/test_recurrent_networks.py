@@ -156,6 +156,39 @@ def test_results_that_depend_on_the_longest_sequence_are_computed_client_by_clie
         train(Text(nn.GRU(E, H, batch_first=True), read), engine="batched")
 
 
+@pytest.mark.parametrize("mean", [False, True])
+def test_masks_of_the_length_of_the_inputs_are_taken_beside_packed_sequences(mean):
+    """Then no further padding can be tried."""
+
+    def read(net, x, lengths):
+        y, _ = pad_packed_sequence(net.layer(net.packed(x, lengths))[0], batch_first=True)
+        mask = torch.arange(T, device=x.device) < lengths[:, None]
+        y = y * mask[:, : y.size(1), None]
+        return y.mean(1) if mean else y.sum(1)
+
+    torch.manual_seed(0)
+    model = Text(nn.GRU(E, H, batch_first=True), read)
+    if mean:
+        with pytest.raises(ValueError, match="longest sequence of a batch"):
+            train(model, engine="batched")
+        return
+    loop, batched = (train(model, engine=engine).params for engine in ("loop", "batched"))
+    assert torch.allclose(loop, batched, rtol=0, atol=1e-10)
+
+
+class Reversed(nn.LSTM):
+    def forward(self, x, hx=None):
+        y, state = super().forward(x.flip(1), hx)
+        return y.flip(1), state
+
+
+def test_subclasses_of_recurrent_layers():
+    torch.manual_seed(0)
+    model = Text(Reversed(E, H, 2, batch_first=True), lambda net, x, lengths: net.layer(x)[0][:, 0])
+    loop, batched = (train(model, engine=engine).params for engine in ("loop", "batched"))
+    assert torch.allclose(loop, batched, rtol=0, atol=1e-10)
+
+
 def test_what_cannot_be_vectorised_names_the_module():
     class Counting(nn.Module):
         def forward(self, x):

@@ -16,6 +16,8 @@ from .batch_norm import ClientBatchNorm
 from .dropout import StreamDropout
 
 _OWN = set(vars(nn.Module()))
+_VIEWS = {"_flat_weights", "_flat_weight_refs"}
+"""Attributes of `nn.RNNBase` that hold the parameters once more."""
 _DEPTH = 4
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -44,7 +46,7 @@ def attributes(module: nn.Module) -> State:
         if not isinstance(part, StreamDropout | ClientBatchNorm)
         and not type_before_parametrizations(part).__module__.startswith("torch.nn.modules")
         for attribute, value in vars(part).items()
-        if attribute not in _OWN
+        if attribute not in _OWN and not (attribute in _VIEWS and isinstance(part, nn.RNNBase))
     }
 
 

@@ -44,6 +44,23 @@ def refuse_outside_parameters(model: FlatModel, outputs: Tensor) -> None:
             )
 
 
+def unregistered_layers(module: nn.Module) -> str | None:
+    """Return the name of an attribute that holds layers in a Python list or dictionary only; None if there is none."""
+    known = {id(p) for p in module.parameters()}
+    for name, value in _attributes(module):
+        if any(id(p) not in known for layer in _layers(value, _DEPTH) for p in layer.parameters()):
+            return name
+    return None
+
+
+def _layers(value: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    elif depth > 0 and isinstance(value, list | tuple | set | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _layers(item, depth - 1)
+
+
 def leaves(outputs: Tensor) -> Iterator[Tensor]:
     """Yield the tensors with requires_grad that begin the graph of a tensor."""
     seen, waiting = set(), [outputs.grad_fn]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 
 import torch
@@ -11,6 +12,8 @@ from .flat_model import FlatModel
 
 ROWS, MORE_ROWS = 3, 5
 """Two batch sizes; axes whose size follows the batch size hold samples."""
+_MOST_ROWS = 1024
+"""The largest batch that is tried."""
 
 
 def repeated(inputs: Tensor, n: int) -> Tensor:
@@ -24,10 +27,17 @@ def varied(inputs: Tensor) -> Tensor:
     return inputs[torch.tensor(first, device=inputs.device)] if sum(first) > 1 else inputs
 
 
-def mixes_others(model: FlatModel, batch: Tensor, outputs: Tensor) -> bool:
-    """Whether outputs depend on other samples than the first, as by a maximum over the batch, or on their number."""
+def mixes_others(model: FlatModel, batch: Tensor, outputs: Tensor, sizes: Collection[int] = ()) -> bool:
+    """Whether outputs depend on other samples than the first, as by a maximum over the batch, or on their number.
+
+    Args:
+        model: The model.
+        batch: A few samples.
+        outputs: The outputs of the model for them.
+        sizes: Sizes of batches that the run will have.
+    """
     if model.has_client_statistics:
-        return _depends_on_size(model, batch)
+        return _depends_on_size(model, batch, sizes)
     if model.mixes_samples:
         return False  # known already
     for x in batch:
@@ -38,19 +48,24 @@ def mixes_others(model: FlatModel, batch: Tensor, outputs: Tensor) -> bool:
         exchanged[same] = batch[~same][0]
         if not close(model, outputs[~same], model.trace(model.initial(), exchanged).outputs[~same]):
             return True
-    return _depends_on_size(model, batch)
+    return _depends_on_size(model, batch, sizes)
 
 
-def _depends_on_size(model: FlatModel, batch: Tensor) -> bool:
-    """Whether further samples change outputs; BatchNorm layers leave them out of their statistics."""
-    found = []
-    for rows in (ROWS, MORE_ROWS):
+def _depends_on_size(model: FlatModel, batch: Tensor, sizes: Collection[int]) -> bool:
+    """Whether outputs depend on the number of samples; BatchNorm layers leave further ones out of their statistics.
+
+    A batch of one sample, whose axis a model may remove, is left to the comparison of engines.
+    """
+
+    def outputs(rows: int) -> Tensor:
         share = torch.arange(rows, device=model.device).lt(ROWS).to(model.dtype) / ROWS
         with model.statistics.observed(share) if model.has_client_statistics else nullcontext():
-            found.append(model.trace(model.initial(), repeated(batch, rows)).outputs[:ROWS])
-    # Kernels for batches of other sizes round otherwise.
-    few, many = found
-    return not close(model, few, many, tolerance=1e-2 if model.precision is None else 1e-1)
+            return model.trace(model.initial(), repeated(batch, rows)).outputs[:ROWS]
+
+    least = ROWS + 1 if model.has_client_statistics else 2
+    others = {MORE_ROWS, *(rows for rows in sizes if least <= rows <= _MOST_ROWS)} - {ROWS}
+    few, tolerance = outputs(ROWS), 1e-2 if model.precision is None else 1e-1  # kernels for other sizes round otherwise
+    return not all(close(model, few[:rows], outputs(rows), tolerance) for rows in sorted(others))
 
 
 def close(model: FlatModel, a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:

@@ -7,7 +7,7 @@ would train differently on each engine: those that keep state between forward pa
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,12 +27,13 @@ from .sample_influence import MORE_ROWS, ROWS, close, mixes_others, repeated, va
 _log = logging.getLogger("fedmos")
 
 
-def try_model(model: FlatModel, inputs: Tensor) -> None:
+def try_model(model: FlatModel, inputs: Tensor, sizes: Collection[int] = ()) -> None:
     """Run the model in training mode on a few samples, and note how it uses dropout and batches.
 
     Args:
         model: The model. Its `functional_positions` and `mixes_samples` are set.
         inputs: A few samples, ready for the model.
+        sizes: Sizes of batches that the run will have.
 
     Raises:
         UnsuitableModel: If the model cannot be trained, in a sentence that says why and what to do.
@@ -49,7 +50,7 @@ def try_model(model: FlatModel, inputs: Tensor) -> None:
         outputs = _differentiated_pass(model, batch)
         # An attribute that is set once, as a cache is, does not change in the third pass.
         _check_state(model, batch, (first.outputs, outputs), changed(before, attributes(model.module)))
-    if not close(model, first.outputs[1:], second.outputs[1:]) or mixes_others(model, batch, first.outputs):
+    if not close(model, first.outputs[1:], second.outputs[1:]) or mixes_others(model, batch, first.outputs, sizes):
         model.mixes_samples = model.mixes_in_evaluation = model.mixes_padding = True
     if model.mixes_in_evaluation:
         _log.warning(

@@ -38,9 +38,12 @@ _REASONS = {
     "torch.func.vmap cannot vectorise in this version of PyTorch",
     "got None (or an undefined Tensor": "torch.func.vmap cannot vectorise the gradient of one of its functions in this "
     "version of PyTorch",
+    "inference tensor": "it calls torch.inference_mode() (use torch.no_grad())",
     "parse": "it uses a sparse tensor (use a dense one, or index_add)",
 }
 """What errors of `torch.func.vmap` contain, and what they mean."""
+_VMAP = ("vmap", "functorch", "atching rule")
+"""What its other errors contain."""
 
 
 _SLOW = re.compile(r"There is a performance drop because .* batching rule for (\S+?)\. ")
@@ -60,20 +63,60 @@ def slow_operations(found: list[str]) -> Iterator[None]:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-def explain(error: BaseException, model: nn.Module) -> str:
-    """Return the innermost module of `model` in which the error was raised, and the reason."""
+class CannotVectorise(ValueError):
+    """A vectorised program fails for the samples of a cohort.
+
+    Args:
+        problem: The reason.
+    """
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
+        self.problem = problem
+
+
+@contextmanager
+def explained(model: nn.Module, loss: str) -> Iterator[None]:
+    """Explain what `vmap` says about samples; other errors pass.
+
+    Args:
+        model: The model.
+        loss: The name of the loss.
+
+    Raises:
+        CannotVectorise: In place of an error of `vmap`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not any(sign in text for sign in (*_REASONS, *_VMAP)):
+            raise
+        raise CannotVectorise(explain(error, model, loss)) from error
+
+
+def explain(error: BaseException, model: nn.Module, loss: str | None = None) -> str:
+    """Return the innermost module of `model` in which the error was raised, or the loss, and the reason.
+
+    Args:
+        error: The error.
+        model: The model.
+        loss: The name of the loss.
+    """
     text = str(error).strip().split("\n")[0] or type(error).__name__
     reason = _of_function(error, text) or next((meaning for sign, meaning in _REASONS.items() if sign in text), None)
     if any(frame.f_globals.get("__name__", "").startswith("torch._dynamo.") for frame in _frames(error)):
         reason = "it calls a function that torch.compile made (call the function itself; a run compiles all of it)"
     where = failing_module(_frames(error), model)
+    if where is None and loss is not None and any(_is_of_loss(frame) for frame in _frames(error)):
+        where = f"the loss {loss}"
     reason = reason or _own_words(text)
     return f"{where}: {reason}" if where else reason
 
 
 def _own_words(text: str) -> str:
     """Return an error of `vmap` without what it says about itself; other errors as they are."""
-    if not any(sign in text for sign in ("vmap", "functorch", "atching rule")):
+    if not any(sign in text for sign in _VMAP):
         return text
     text = text.split("Please")[0].removeprefix("vmap: ").strip().rstrip(".")
     return f"PyTorch cannot vectorise an operation of it ({text}; use another one)"
@@ -91,6 +134,10 @@ def _of_function(error: BaseException, text: str) -> str | None:
     if "setup_context" in text:
         how = f"move what uses ctx from forward to setup_context, and {how}"
     return f"{name} is a torch.autograd.Function without a rule for vmap ({how})"
+
+
+def _is_of_loss(frame: FrameType) -> bool:
+    return bool(frame.f_globals.get("__name__") == f"{__package__}.losses")
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:

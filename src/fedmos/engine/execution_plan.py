@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from ..core.packing import why_not_padded
-from ..core.vectorisation_errors import explain, slow_operations
+from ..core.vectorisation_errors import CannotVectorise, explain, slow_operations
 from .batched import Batched
 from .batches import Chunk
 from .compile_time import CLOCK
@@ -71,13 +71,8 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
     problem = why_not_vectorised(task)
     if problem is not None:
         if name != "auto":
-            raise ValueError(f"Cannot vectorise the model or the loss because {problem}; use engine='loop'")
-        _log.warning(
-            "Training client by client, which on a GPU takes many times as long, because the model or the loss cannot "
-            "be vectorised: %s",
-            problem,
-        )
-        return _loop("the model or the loss cannot be vectorised")
+            raise CannotVectorise(problem)
+        return _loop_instead(problem)
     if name == "compiled" and not can_compile(task.model.device):
         raise ValueError("Cannot compile because this machine has no C++ compiler; use FEDMOS_ENGINE=batched")
     if task.model.slow_operations:
@@ -86,7 +81,10 @@ def choose_plan(name: str, task: Task, m: int, rounds: int = 1) -> ExecutionPlan
     parallel = _max_parallel_clients(task)
     if name != "auto":
         return _batched(task, min(m, parallel), name == "compiled", "requested", parallel)
-    plan = _fastest(task, m, parallel, rounds)
+    try:
+        plan = _fastest(task, m, parallel, rounds)
+    except CannotVectorise as error:  # on the samples of a whole cohort, though not on those that were tried
+        return _loop_instead(error.problem)
     _log.info("Engine: %s%s, %s", plan.engine, ", compiled" if plan.compiled else "", plan.reason)
     return plan
 
@@ -99,6 +97,15 @@ def resumed_plan(task: Task, engine: str, chunk: int, compiled: bool, reason: st
         _log.warning("Continuing without compiling because this machine cannot: bits may differ")
         compiled = False
     return _batched(task, chunk, compiled, reason, max(chunk, _max_parallel_clients(task)))
+
+
+def _loop_instead(problem: str) -> ExecutionPlan:
+    _log.warning(
+        "Training client by client, which on a GPU takes many times as long, because the model or the loss cannot "
+        "be vectorised: %s",
+        problem,
+    )
+    return _loop("the model or the loss cannot be vectorised")
 
 
 def _loop(reason: str) -> ExecutionPlan:
@@ -259,8 +266,11 @@ def why_not_vectorised(task: Task) -> str | None:
             problem = _why_not_padded(task) if task.model.recurrent else None
             return problem or why_different(task)
     except Exception as error:  # a user's module may raise anything here
-        problem = explain(error, task.model.module)
-        return f"{problem} (on one sample; two are no problem)" if _works_on_two(task) else problem
+        known = error.problem if isinstance(error, CannotVectorise) else None
+        problem = known or explain(error, task.model.module, task.loss.name)
+        if not _works_on_two(task):
+            return problem
+        return _removed_axis(task) or f"{problem} (on one sample; two are no problem)"
 
 
 @torch.no_grad()
@@ -280,6 +290,22 @@ def _packing_problem(task: Task) -> str | None:
 def _try_gradient(task: Task, samples: int) -> None:
     ids = torch.arange(min(2, len(task.data)))
     Batched(task, Chunk.of(task, ids), 0).batch(task.model.initial(), samples)
+
+
+@torch.no_grad()
+def _removed_axis(task: Task) -> str | None:
+    """Say so if the model removes the axis of a single sample, as `x.squeeze()` does."""
+    try:
+        inputs = task.samples(torch.arange(2, device=task.model.device))[0]
+        several, one = (tuple(task.model.trace(task.model.initial(), inputs[:n]).outputs.shape) for n in (2, 1))
+    except Exception:  # a user's module may raise anything here
+        return None
+    if one == (expected := (1, *several[1:])):
+        return None
+    return (
+        f"the model returns a tensor of shape {one} for one sample instead of {expected} (use squeeze(1) or "
+        "flatten(1), which keep the axis of the samples)"
+    )
 
 
 @torch.no_grad()

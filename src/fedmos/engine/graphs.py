@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..core.vectorisation_errors import CannotVectorise
+
 _log = logging.getLogger("fedmos")
 
 O = TypeVar("O")
@@ -51,7 +53,7 @@ class Graphs:
                 outputs = body(*inputs)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, CannotVectorise) as error:
             torch.cuda.synchronize(self._device)
             _log.warning(
                 "Not using a CUDA graph because the work cannot be captured: %s",

@@ -146,6 +146,9 @@ def _explained(task: Task, outputs: Tensor, targets: Tensor) -> Iterator[None]:
 
 def _targets_hint(task: Task, outputs: Tensor, targets: Tensor) -> str:
     """Return which targets the loss would take: real numbers in place of classes, or those of the outputs' shape."""
+    moved = classes_hint(outputs, targets)
+    if moved is not None and _accepts(task, outputs.movedim(-1, 1), targets):
+        return f"; {moved}"
     shape = f"targets of shape ({', '.join(['n', *map(str, outputs.shape[1:])])})"
     real, kind = targets.to(outputs.dtype), "that are real numbers, y.astype('float32')"
     if _accepts(task, outputs, real):
@@ -155,6 +158,14 @@ def _targets_hint(task: Task, outputs: Tensor, targets: Tensor) -> str:
     if _accepts(task, outputs, targets.reshape(outputs.shape)):
         return f"; use {shape}"
     return f"; use {shape} {kind}" if _accepts(task, outputs, real.reshape(outputs.shape)) else ""
+
+
+def classes_hint(outputs: Tensor, targets: Tensor) -> str | None:
+    """Say what to do with outputs of sequences or images that have their classes on the last axis, not on axis 1."""
+    given, positions = tuple(outputs.shape[1:]), tuple(targets.shape[1:])
+    if not positions or given[:-1] != positions or given[1:] == positions:
+        return None
+    return "put the classes on axis 1, outputs.movedim(-1, 1) in the model or by outputs="
 
 
 def _accepts(task: Task, outputs: Tensor, targets: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.flat_model import FlatModel
 from ..core.losses import Loss
+from ..core.vectorisation_errors import explained
 from ..kernels.convolution import vectorised
 from .compiled import CannotCompile, Compiled
 from .differentiation import cohort_gradient
@@ -114,12 +115,13 @@ class Program:
         statistics: ClientStatistics | None = None,
     ) -> Values:
         arguments = (self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
-        try:
-            return self._used(*arguments)
-        except CannotCompile as error:
-            _log.warning("Not compiling because it fails: %s", error)
-            self._compiled = False
-            return self._used(*arguments)
+        with explained(self._model.module, self._loss.name):
+            try:
+                return self._used(*arguments)
+            except CannotCompile as error:
+                _log.warning("Not compiling because it fails: %s", error)
+                self._compiled = False
+                return self._used(*arguments)
 
     @contextmanager
     def _without_warnings(self) -> Iterator[None]:

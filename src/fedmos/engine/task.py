@@ -71,8 +71,14 @@ class Task:
     def equal_batches(self) -> bool:
         """Whether all batches of all clients have the same size."""
         n, B = int(self.data.sizes[0]), self.batch_size
-        divided = B is None or n % B == 0 or (self.local_steps is not None and n >= B)
+        divided = B is None or self.local_steps is not None or n <= B or n % B == 0
         return divided and bool((self.data.sizes == n).all())
+
+    @cached_property
+    def smallest_batches(self) -> Tensor:
+        """The size of each client's smallest batch."""
+        n, B = self.data.sizes, self.batch_size
+        return n if B is None else n.clamp(max=B) if self.local_steps is not None else (n - 1) % B + 1
 
     @cached_property
     def least_steps(self) -> int:

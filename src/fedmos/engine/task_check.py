@@ -13,8 +13,9 @@ from torch import Tensor
 from ..core.formatting import one_line
 from ..core.losses import PADDING
 from ..core.module_kind import UnsuitableModel
+from ..core.outside_parameters import unregistered_layers
 from ..core.trial import try_model
-from .loss_check import check_loss
+from .loss_check import check_loss, classes_hint
 from .task import Task
 
 _SAMPLES_TRIED = 8
@@ -49,7 +50,12 @@ def check_fit(task: Task) -> None:
         )
     more = torch.linspace(0, int(task.data.offsets[-1]) - 1, _SAMPLES_TRIED).long()
     with _model_errors(task, inputs):
-        try_model(task.model, task.samples(torch.cat([entries, more]).to(task.model.device))[0])
+        smallest, largest = (
+            int(task.smallest_batches.min()),
+            min(task.batch_size or task.most_samples, task.most_samples),
+        )
+        some = task.samples(torch.cat([entries, more]).to(task.model.device))[0]
+        try_model(task.model, some, {smallest, largest})
     _check_smallest_batch(task, inputs, targets)
     _check_named_loss(task, outputs, targets)
     check_loss(task)
@@ -72,11 +78,10 @@ def _check_named_loss(task: Task, outputs: Tensor, targets: Tensor) -> None:
 
 def _check_smallest_batch(task: Task, inputs: Tensor, targets: Tensor) -> None:
     """Refuse batches that BatchNorm layers cannot normalise, or whose axis the model removes."""
-    sizes, B = task.data.sizes, task.batch_size
-    last = sizes if B is None else sizes.clamp(max=B) if task.local_steps is not None else (sizes - 1) % B + 1
-    client = task.data.label(int(last.argmin()))
-    if int(last.min()) >= task.model.least_batch:
-        if int(last.min()) == 1:
+    sizes = task.smallest_batches
+    client = task.data.label(int(sizes.argmin()))
+    if int(sizes.min()) >= task.model.least_batch:
+        if int(sizes.min()) == 1:
             _check_single_sample(task, inputs, targets, client)
         return
     raise ValueError(
@@ -127,8 +132,10 @@ def _model_errors(task: Task, inputs: Tensor) -> Iterator[None]:
         layout = task.data.layout
         text = one_line(repr(error) if isinstance(error, KeyError) else str(error))
         what = f"samples of shape {tuple(inputs.shape[1:])} ({inputs.dtype})" if layout is None else f"inputs {layout}"
-        numbers = "" if inputs.is_floating_point() or task.data.layout is not None else _as_numbers(task, inputs)
-        raise ValueError(f"Cannot run the model on {what} because it fails there: {text}{numbers}") from error
+        hint = "" if inputs.is_floating_point() or task.data.layout is not None else _as_numbers(task, inputs)
+        if (name := unregistered_layers(task.model.module)) is not None:
+            hint = f"; its attribute '{name}' holds layers that are no submodules; use nn.ModuleList or nn.ModuleDict"
+        raise ValueError(f"Cannot run the model on {what} because it fails there: {text}{hint}") from error
 
 
 @torch.no_grad()
@@ -184,6 +191,11 @@ def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"Cannot train the model because its output has shape {tuple(outputs.shape)} where labels of shape "
             f"{tuple(targets.shape)} need one more axis, of classes"
+        )
+    if (hint := classes_hint(outputs, targets)) is not None:
+        raise ValueError(
+            f"Cannot train the model because its output has shape {tuple(outputs.shape)} for targets of shape "
+            f"{tuple(targets.shape)}; {hint}"
         )
     for part, y in task.data.all_targets():
         y = y.to(torch.int64)

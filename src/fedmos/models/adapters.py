@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..core.formatting import format_value
+from ..core.module_copy import duplicated
 from ..core.module_kind import plain_module
 from ..core.validation import below_one, count, none, positive, require, suggest
 from ..core.validation import seed as seed_rule
@@ -68,7 +68,7 @@ def lora(
     model = plain_module(model)
     if any(isinstance(module, LoraLayer) for module in model.modules()):
         raise ValueError("Cannot add adapters because the model has some; use fm.models.merge_lora(model) first")
-    model = copy.deepcopy(model).requires_grad_(False)
+    model = duplicated(model).requires_grad_(False)
     _train_in_full(model, train_patterns)
     layers = _find_layers(model, target_patterns)
     _check_attention(model, layers, dropout)
@@ -103,7 +103,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
           (0): Linear(in_features=64, out_features=10, bias=True)
         )
     """
-    model = copy.deepcopy(model)
+    model = duplicated(model)
     named: list[tuple[str, nn.Parameter]] = list(model.named_parameters(remove_duplicate=False))
     config: Any = getattr(model, "config", None)
     merged: dict[int, nn.Module] = {}

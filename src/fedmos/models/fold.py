@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
+from ..core.module_copy import duplicated
 from ..core.statistics_layout import BatchNorm
 
 
@@ -52,7 +52,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
         >>> torch.allclose(folded(x), model(x), atol=1e-5)
         True
     """
-    model = copy.deepcopy(model)
+    model = duplicated(model)
     for name, module in model.named_modules():
         if isinstance(module, BatchNorm) and module.running_mean is None:
             raise ValueError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
 from torch import Tensor, nn
 
+from ..core.module_copy import duplicated
 from ..core.statistics_layout import BatchNorm
 
 
@@ -51,7 +51,7 @@ def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
         >>> converted[1].num_groups
         2
     """
-    model = copy.deepcopy(model)
+    model = duplicated(model)
     new: dict[int, GroupNorm] = {}  # a layer that is used in two places stays one layer
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(module, BatchNorm):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
+from ..core.module_copy import duplicated
 from ..core.module_kind import UnsuitableModel
 from ..core.statistics_layout import BatchNorm, BatchNormMode, batch_norms
 from ..models.norm import convert_batchnorm
@@ -33,7 +32,7 @@ def apply_batchnorm(model: nn.Module, mode: BatchNormMode | None) -> nn.Module:
         return convert_batchnorm(model)
     if mode == "frozen":
         return _frozen(model, layers)
-    return model if any(part.training for part in model.modules()) else copy.deepcopy(model).train()
+    return model if any(part.training for part in model.modules()) else duplicated(model).train()
 
 
 def conversion_note(model: nn.Module, mode: BatchNormMode | None) -> str | None:
@@ -68,7 +67,7 @@ def _frozen(model: nn.Module, layers: dict[str, BatchNorm]) -> nn.Module:
             )
     if not any(layer.training for layer in layers.values()):
         return model
-    model = copy.deepcopy(model)
+    model = duplicated(model)
     for layer in batch_norms(model).values():
         layer.eval()
     return model
