@@ -357,6 +357,35 @@ def test_models_that_read_the_size_of_the_batch_are_found(quick, most, sizes):
     alike(quick, BySize(most), data=equal, selection=fm.Full(), batch_size=10)
 
 
+class SlightlyMixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) + 1e-5 * x.mean() * torch.arange(10, device=x.device)
+
+
+def test_small_influences_of_other_samples_are_found_in_float64(quick):
+    with pytest.raises(ValueError, match="influence each other"):
+        quick(model=SlightlyMixing(), engine="batched", dtype=torch.float64)
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10)
+        self.head.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] / 2,))
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)))
+
+
+def test_backward_hooks_of_modules_are_named(quick):
+    with pytest.raises(ValueError, match=r"'head' \(Linear\): it has a backward hook \(use y\.register_hook"):
+        quick(model=Hooked(), engine="batched")
+
+
 class Stored(nn.Module):
     """Keeps what a forward pass computed in a dictionary, until it is trained."""
 
@@ -415,6 +444,23 @@ class NoisyInEvaluation(nn.Module):
 def test_the_function_that_draws_in_evaluation_is_named(quick):
     with pytest.raises(ValueError, match=r"global generator \(torch\.rand in NoisyInEvaluation\)"):
         quick(model=NoisyInEvaluation())
+
+
+class Unlucky(nn.Module):
+    """Draws, although its outputs are the same nearly always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * (torch.rand(()) < 2)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched", "auto"])
+def test_draws_that_make_no_difference_are_refused_alike(quick, engine):
+    with pytest.raises(ValueError, match=r"global generator \(torch\.rand in Unlucky\)"):
+        quick(model=Unlucky(), engine=engine)
 
 
 @pytest.mark.parametrize("value", [torch.ones(3), np.ones(3), None])

@@ -14,6 +14,11 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from .vectorisation_errors import failing_module
 
 
+def generator_state(device: torch.device) -> torch.Tensor:
+    """Return the state of PyTorch's global generator on a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
 class _Draws(TorchFunctionMode):
     """Finds the first function that changes the state of the generator."""
 
@@ -22,15 +27,12 @@ class _Draws(TorchFunctionMode):
         self._model, self._device = model, device
         self.found: str | None = None
 
-    def _state(self) -> torch.Tensor:
-        return torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else torch.get_rng_state()
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.found is not None:
             return func(*args, **kwargs or {})
-        before = self._state()
+        before = generator_state(self._device)
         result = func(*args, **kwargs or {})
-        if not torch.equal(before, self._state()):
+        if not torch.equal(before, generator_state(self._device)):
             where = failing_module(reversed(list(_callers(sys._getframe(1)))), self._model)
             name = resolve_name(func) or getattr(func, "__name__", "a function")
             self.found = f"{name} in {where}" if where else name

@@ -21,7 +21,7 @@ from .flat_model import FlatModel, ForwardTrace
 from .module_kind import UnsuitableModel
 from .module_state import attributes, buffers, changed, checksums, holds_tensor
 from .outside_parameters import refuse_outside_parameters, without_values
-from .random_draws import drawing_function, refusal
+from .random_draws import drawing_function, generator_state, refusal
 from .sample_influence import MORE_ROWS, ROWS, close, mixes_others, repeated, varied
 
 _log = logging.getLogger("fedmos")
@@ -43,6 +43,7 @@ def try_model(model: FlatModel, inputs: Tensor, sizes: Collection[int] = ()) -> 
     other[0] = batch[1]
     _check_dropout_is_off(model, batch)
     model.training_mode()
+    generator = generator_state(model.device)
     with _first_is_padding(model, ROWS):
         first = _checked_pass(model, batch)
         second = model.trace(model.initial(), other)
@@ -50,6 +51,8 @@ def try_model(model: FlatModel, inputs: Tensor, sizes: Collection[int] = ()) -> 
         outputs = _differentiated_pass(model, batch)
         # An attribute that is set once, as a cache is, does not change in the third pass.
         _check_state(model, batch, (first.outputs, outputs), changed(before, attributes(model.module)))
+    if not torch.equal(generator, generator_state(model.device)):  # although outputs for this batch are the same
+        _refuse_draws(model, batch)
     if not close(model, first.outputs[1:], second.outputs[1:]) or mixes_others(model, batch, first.outputs, sizes):
         model.mixes_samples = model.mixes_in_evaluation = model.mixes_padding = True
     if model.mixes_in_evaluation:
@@ -167,13 +170,18 @@ def _check_state(model: FlatModel, batch: Tensor, outputs: tuple[Tensor, Tensor]
             names[0],
         )
     elif not same:
-        where = drawing_function(lambda: model.trace(model.initial(), batch), model.module, model.device)
-        if where is not None:
-            raise UnsuitableModel(refusal(where))
+        _refuse_draws(model, batch)
         raise UnsuitableModel(
             "Cannot train the model because its output for the same samples changes from call to call; use a forward "
             "pass that depends on its inputs and parameters only"
         )
+
+
+def _refuse_draws(model: FlatModel, batch: Tensor) -> None:
+    """Refuse a model whose forward pass draws from the global generator."""
+    where = drawing_function(lambda: model.trace(model.initial(), batch), model.module, model.device)
+    if where is not None:
+        raise UnsuitableModel(refusal(where))
 
 
 def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:

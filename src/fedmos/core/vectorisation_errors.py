@@ -130,6 +130,8 @@ def _of_function(error: BaseException, text: str) -> str | None:
     name = names[-1] if names else "it"
     if name == "CheckpointFunction":
         return "it recomputes activations (turn gradient checkpointing off)"
+    if name == "BackwardHookFunction":
+        return "it has a backward hook (use y.register_hook(f) on a tensor y of the forward pass)"
     how = "set generate_vmap_rule = True in the class"
     if "setup_context" in text:
         how = f"move what uses ctx from forward to setup_context, and {how}"

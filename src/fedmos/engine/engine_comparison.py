@@ -10,7 +10,7 @@ from .batches import Chunk
 from .loop import Loop
 from .task import Task
 
-_SAMPLES = 2
+_SAMPLES, _MOST_SAMPLES = 2, 16
 _TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-2}
 _TOLERANCE_OF_SHORT_PRODUCTS = 0.3
 
@@ -29,8 +29,8 @@ def why_different(task: Task) -> str | None:
         if differences[-1] <= _tolerance(task):
             return None
     return (
-        f"its gradient differs from that of client by client training by {min(differences):.0%} (an exception that the "
-        "model catches, or a vmap rule of its own that is wrong?)"
+        f"its gradient differs from that of client by client training by {100 * min(differences):.3g}% (an "
+        "exception that the model catches, a vmap rule of its own that is wrong, or a use of the size of the batch?)"
     )
 
 
@@ -41,8 +41,10 @@ def _tolerance(task: Task) -> float:
 def _difference(task: Task, y: Tensor) -> float:
     """Return the relative distance of both gradients of a few clients on a few samples, padding included."""
     sizes = task.data.sizes
-    ids = torch.tensor(sorted({0, min(1, len(sizes) - 1), int(sizes.argmin())}))
+    ids = torch.tensor(sorted({0, min(1, len(sizes) - 1), int(sizes.argmin()), int(sizes.argmax())}))
     b = max(_SAMPLES, task.model.least_batch)
+    if int(sizes.min()) < task.largest_batch:  # the smallest client is padded if it has fewer samples than others
+        b = max(b, min(int(sizes.min()) + 1, _MOST_SAMPLES))
     together = Batched(task, Chunk.of(task, ids), 0)
     found = together.loss_and_gradient(y, together.batches.first(b)).gradient
     alone = []

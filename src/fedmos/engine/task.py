@@ -75,6 +75,11 @@ class Task:
         return divided and bool((self.data.sizes == n).all())
 
     @cached_property
+    def largest_batch(self) -> int:
+        """The size of the largest batch of any client."""
+        return min(self.batch_size or self.most_samples, self.most_samples)
+
+    @cached_property
     def smallest_batches(self) -> Tensor:
         """The size of each client's smallest batch."""
         n, B = self.data.sizes, self.batch_size

@@ -50,12 +50,8 @@ def check_fit(task: Task) -> None:
         )
     more = torch.linspace(0, int(task.data.offsets[-1]) - 1, _SAMPLES_TRIED).long()
     with _model_errors(task, inputs):
-        smallest, largest = (
-            int(task.smallest_batches.min()),
-            min(task.batch_size or task.most_samples, task.most_samples),
-        )
         some = task.samples(torch.cat([entries, more]).to(task.model.device))[0]
-        try_model(task.model, some, {smallest, largest})
+        try_model(task.model, some, {int(task.smallest_batches.min()), task.largest_batch})
     _check_smallest_batch(task, inputs, targets)
     _check_named_loss(task, outputs, targets)
     check_loss(task)
