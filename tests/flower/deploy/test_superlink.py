@@ -22,7 +22,7 @@ DATA = {"name": "digits", "clients": CLIENTS, "partition": {"name": "ByClass", "
 def settings():
     """All clients in every round, and no round without one of them."""
     return configuration(
-        "SCAFFOLD", rounds=ROUNDS, selection={"name": "Full"}, data=DATA, system={"quorum": 1.0, "deadline": 15.0}
+        "SCAFFOLD", rounds=ROUNDS, selection={"name": "Full"}, data=DATA, system={"quorum": 1.0, "deadline": 60.0}
     )
 
 
