@@ -42,6 +42,21 @@ def test_every_field_is_checked(codec, rows):
             codec.check(fields | {first: fields[first][:2]}, SIZE)
 
 
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+@pytest.mark.parametrize("rows", [(), (3,)], ids=["vector", "cohort"])
+def test_decoding_makes_nothing_up(codec, rows):
+    """Fields that were cut off, or belong to vectors of another size, are not decoded."""
+    fields = codec.encode(normal(*rows, SIZE), 4)
+    for name, v in fields.items():
+        for wrong in (v[..., :-1], torch.cat([v, v], -1)):
+            with pytest.raises(ValueError, match="' must be of shape"):
+                codec.decode(fields | {name: wrong}, SIZE, 4)
+        with pytest.raises(ValueError, match="'fields' must be"):
+            codec.decode({key: other for key, other in fields.items() if key != name}, SIZE, 4)
+    with pytest.raises(ValueError, match="' must be of shape"):
+        codec.decode(fields, 2 * SIZE, 4)
+
+
 @pytest.mark.parametrize("codec", [Quantize(4), Sign(), ErrorFeedback([TopK(0.5), Quantize(4)])], ids=str)
 def test_negative_scales(codec):
     fields = codec.encode(normal(SIZE), 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import rng
 from ..core.formatting import format_value
 from .codec import Codec, Declaration, Fields
-from .field_checks import check_fields
+from .field_checks import check_fields, check_lengths
 from .own import adopted, is_like_codec
 from .streams import column
 
@@ -84,6 +84,7 @@ class Chain(Codec):
         return sent
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         any_field = next(iter(fields.values()))
         key, v = column(key, any_field.shape[:-1], any_field.device), None
         for i, (codec, length) in reversed(list(enumerate(self._stages(size)))):

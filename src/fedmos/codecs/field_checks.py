@@ -40,6 +40,23 @@ def check_fields(
         raise ValueError(f"{owner}: 'fields' must be of the same number of vectors, got {format_value(sorted(rows))}")
 
 
+def check_lengths(
+    owner: str, declared: Mapping[str, tuple[torch.dtype | Literal["float"], int]], fields: Mapping[str, Tensor]
+) -> None:
+    """Check names and lengths of fields to decode, which reads no value: what is cut off must not be made up.
+
+    Raises:
+        ValueError: If a field is missing or has another length than declared.
+    """
+    if not isinstance(fields, Mapping) or set(fields) != set(declared):
+        found = sorted(map(str, fields)) if isinstance(fields, Mapping) else fields
+        raise ValueError(f"{owner}: 'fields' must be {', '.join(declared)}, got {format_value(found)}")
+    for name, (_, length) in declared.items():
+        shape = fields[name].shape
+        if len(shape) == 0 or shape[-1] != length:
+            raise ValueError(f"{owner}: '{name}' must be of shape ({length},) or (M, {length}), got {tuple(shape)}")
+
+
 def require_all(owner: str, name: str, v: Tensor, holds: Tensor, rule: str) -> None:
     """Raise ValueError with the first entry of `v` for which `holds` is false."""
     if not bool(holds.all()):

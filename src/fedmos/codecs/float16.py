@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .codec import Codec, Declaration, Fields
+from .field_checks import check_lengths
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,5 @@ class Float16(Codec):
         return {"values": v.to(torch.float16).contiguous()}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         return fields["values"].to(torch.float32)

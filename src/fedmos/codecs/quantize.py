@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.validation import boolean, check, count
 from .blocks import in_blocks, in_float32
 from .codec import Codec, Declaration, Fields
-from .field_checks import require_all
+from .field_checks import check_lengths, require_all
 from .packing import pack, packed_length, unpack
 from .sign import Sign
 from .streams import words
@@ -99,6 +99,7 @@ class Quantize(Codec):
         return words(key, v.shape[:-1], -(-size // 4), v.device).view(torch.int16)[..., :size]
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         n, block = self._intervals, self._block(size)
         level = unpack(fields["codes"], self.bits, size).to(torch.float32).sub_(n / 2)
         step = fields["scales"] * (2 / n)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..core.validation import boolean, check, share
 from .codec import Codec, Declaration, Fields, part_of
+from .field_checks import check_lengths
 from .streams import words
 
 
@@ -62,6 +63,7 @@ class RandomK(Codec):
         return {"values": values.add_(0 * v.abs().amax(dim=-1, keepdim=True))}  # 0, or NaN if an entry is not finite
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         values = fields["values"]
         indices = self._indices(key, values.shape[:-1], size, values.device)
         return values.new_zeros((*values.shape[:-1], size)).scatter_(-1, indices, values)

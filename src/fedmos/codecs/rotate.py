@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..core.validation import Rule, check
 from .codec import Codec, Declaration, Fields
+from .field_checks import check_lengths
 from .streams import words
 
 _CACHED, _MOST = 1 << 15, 1 << 24
@@ -71,6 +72,7 @@ class Rotate(Codec):
         return {"values": turned}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         block, main = self._parts(size)
         v = fields["values"].clone(memory_format=torch.contiguous_format)
         factors = _factors(key, v, main + block, block)

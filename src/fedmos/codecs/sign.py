@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.validation import check, count, none
 from .blocks import in_blocks, in_float32, tree_sum
 from .codec import Codec, Declaration, Fields
-from .field_checks import require_all
+from .field_checks import check_lengths, require_all
 from .packing import pack, packed_length, unpack
 
 
@@ -62,6 +62,7 @@ class Sign(Codec):
         return {"signs": pack((v < 0).to(torch.uint8), 1), "scales": in_float32(scales)}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         factor = 1 - 2 * unpack(fields["signs"], 1, size).to(torch.float32)
         blocks = in_blocks(factor, self._block(size))
         return (blocks * fields["scales"].unsqueeze(-1)).flatten(-2)[..., :size]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.validation import check, share
 from .codec import Codec, Declaration, Fields, part_of
-from .field_checks import require_all
+from .field_checks import check_lengths, require_all
 from .packing import pack_indices, packed_length, unpack_indices
 
 
@@ -56,6 +56,7 @@ class TopK(Codec):
         return {"values": v.gather(-1, indices), "indices": pack_indices(indices, index_width(size))}
 
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
+        check_lengths(type(self).__name__, self.declare(size), fields)
         values = fields["values"]
         indices = unpack_indices(fields["indices"], index_width(size), values.shape[-1])
         return values.new_zeros((*values.shape[:-1], size)).scatter_(-1, indices, values)
