@@ -6,6 +6,7 @@ import fedmos as fm
 from fedmos.codecs import ErrorFeedback, Float16, Quantize, RandomK, Rotate, Sign, TopK
 from helpers.codec_mistakes import MISTAKES, Doubles, NotUnbiased, Plain
 from helpers.codecs import CODECS
+from helpers.plain_classes import Largest
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -20,6 +21,11 @@ def test_every_codec_passes(codec):
     ids=str,
 )
 def test_correct_codecs_pass(codec):
+    assert fm.check(codec) == []
+
+
+@pytest.mark.parametrize("codec", [Largest(), ErrorFeedback(Largest()), [TopK(0.5), Largest()]], ids=str)
+def test_bytes_without_the_dtype_are_those_of_float32(codec):
     assert fm.check(codec) == []
 
 

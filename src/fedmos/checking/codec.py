@@ -14,7 +14,7 @@ from torch import Tensor
 from ..codecs.chain import Chain
 from ..codecs.codec import Codec
 from ..codecs.error_feedback import ErrorFeedback
-from ..codecs.own import counted_bytes, kind_of
+from ..codecs.own import counted_bytes, kind_of, takes_dtype
 from ..core.formatting import format_value
 from ..engine.watch import watched
 from ..rng import Purpose, normal, stream
@@ -52,6 +52,9 @@ class CodecChecks:
         ]
 
     def _check_declaration(self) -> None:
+        counting = self.codec.used if isinstance(self.codec, ErrorFeedback) else self.codec
+        # An nbytes(size) without the dtype can only be that of float32 vectors.
+        types = _TYPES if takes_dtype(type(counting)) else _TYPES[:1]  # type: ignore[arg-type]
         for size in _SIZES:
             declared: Any = self.codec.declare(size)
             if not isinstance(declared, Mapping) or not declared or not all(map(self._is_field, declared.items())):
@@ -63,7 +66,7 @@ class CodecChecks:
             payload = self.codec.payload
             if payload is not None and declared.get(payload, ("",))[0] != "float":
                 self.findings.add(f"'payload' must name a field that is declared as \"float\", got {payload!r}")
-            for dtype in _TYPES:
+            for dtype in types:
                 counted, sent = counted_bytes(self.codec, size, dtype), Codec.nbytes(self.codec, size, dtype)
                 if counted != sent:
                     self.findings.add(

@@ -105,14 +105,15 @@ def counted_bytes(codec: Codec, size: int, dtype: torch.dtype) -> int:
     Raises:
         ValueError: If that is no number of bytes.
     """
-    count: Any = codec.nbytes(size, dtype) if _takes_dtype(type(codec)) else codec.nbytes(size)  # type: ignore[arg-type]
+    count: Any = codec.nbytes(size, dtype) if takes_dtype(type(codec)) else codec.nbytes(size)  # type: ignore[arg-type]
     if not isinstance(count, Integral) or isinstance(count, bool) or count < 0:
         raise ValueError(f"{type(codec).__name__}: 'nbytes' must return an integer ≥ 0, got {format_value(count)}")
     return int(count)
 
 
 @cache
-def _takes_dtype(kind: type[Codec]) -> bool:
+def takes_dtype(kind: type[Codec]) -> bool:
+    """Whether `nbytes` takes the dtype of the vector besides its size."""
     parameters = list(inspect.signature(kind.nbytes).parameters.values())
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return len(positional) > 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
