@@ -227,6 +227,11 @@ def test_merged_runs_have_their_own_hostile_clients(digits):
             torch.testing.assert_close(alone.params, merged.params, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("clients", [np.array([4, 1]), torch.tensor([4, 1]), list(np.array([4, 1])), range(4, 0, -3)])
+def test_clients_may_come_from_arrays(clients):
+    assert attacks.SignFlip(clients=clients) == attacks.SignFlip(clients=[4, 1])
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

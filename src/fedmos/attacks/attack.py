@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,9 @@ class Attack(EqualByFields):
 
 def _checked(owner: str, clients: Any) -> tuple[int | str, ...]:
     """Return the hostile clients as a tuple. Whether they exist is checked with the data."""
-    given = None if isinstance(clients, str) or not hasattr(clients, "__iter__") else tuple(clients)
+    given = None
+    if not isinstance(clients, str) and isinstance(clients, Iterable):  # also arrays, and lists of their numbers
+        given = tuple(one.item() if hasattr(one, "item") else one for one in clients)
     if not given or not all(isinstance(i, int | str) and not isinstance(i, bool) for i in given):
         raise ValueError(
             f"{owner}: 'clients' must be a list of numbers or names of clients, got {format_value(clients)}"
