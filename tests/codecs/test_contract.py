@@ -66,6 +66,15 @@ def test_memory_layouts(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_parameters_that_are_trained(codec):
+    """A vector of which a gradient can be computed has the same code."""
+    v = normal(2, 300)
+    fields = codec.encode(v.clone().requires_grad_(), 3)
+    assert same({name: field.detach() for name, field in fields.items()}, codec.encode(v, 3))
+    assert torch.equal(codec.decode(fields, 300, 3).detach(), decoded(codec, v, 3))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_no_rows(codec):
     keys = torch.zeros(0, 1, dtype=torch.int64)
     fields = codec.encode(torch.zeros(0, 300), keys)

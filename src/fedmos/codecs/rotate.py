@@ -65,7 +65,7 @@ class Rotate(Codec):
         size = v.shape[-1]
         block, main = self._parts(size)
         factors = _factors(key, v, main + block, block)
-        turned = v.clone(memory_format=torch.contiguous_format)
+        turned = v.detach().clone(memory_format=torch.contiguous_format)
         _transform_(turned[..., :main], factors[..., :main], block)
         if main < size:
             _transform_(turned[..., -block:], factors[..., main:], block)
@@ -74,7 +74,7 @@ class Rotate(Codec):
     def decode(self, fields: Mapping[str, Tensor], size: int, key: Tensor | int) -> Tensor:
         check_lengths(type(self).__name__, self.declare(size), fields)
         block, main = self._parts(size)
-        v = fields["values"].clone(memory_format=torch.contiguous_format)
+        v = fields["values"].detach().clone(memory_format=torch.contiguous_format)
         factors = _factors(key, v, main + block, block)
         if main < size:
             _transform_(v[..., -block:], factors[..., main:], block, inverse=True)
