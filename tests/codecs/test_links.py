@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedmos as fm
-from fedmos.codecs import ErrorFeedback, Quantize, Rotate, TopK
+from fedmos.codecs import Chain, ErrorFeedback, Float16, Quantize, Rotate, Sign, TopK
 from fedmos.config import schema as config
 from fedmos.experiments import runner
 from fedmos.storage import toml
@@ -110,6 +110,22 @@ def test_tables_are_the_objects_of_the_same_name():
     assert built(uplink={"name": "ErrorFeedback", "codec": chain})["uplink"] == ErrorFeedback([Rotate(), Quantize(4)])
 
 
+@pytest.mark.parametrize(
+    ("table", "codec"),
+    [
+        ({"name": "ErrorFeedback", "codec": "Sign"}, ErrorFeedback(Sign())),
+        ({"name": "ErrorFeedback", "codec": ["Rotate", "Sign"]}, ErrorFeedback([Rotate(), Sign()])),
+        ({"name": "Chain", "codecs": ["Rotate", {"name": "Quantize", "bits": 4}]}, Chain([Rotate(), Quantize(4)])),
+        (
+            {"name": "ErrorFeedback", "codec": {"name": "Chain", "codecs": ["Rotate", "Float16"]}},
+            ErrorFeedback(Chain([Rotate(), Float16()])),
+        ),
+    ],
+)
+def test_a_name_alone_is_a_table_within_a_codec(table, codec):
+    assert built(uplink=table)["uplink"] == codec
+
+
 def test_a_codec_of_the_user(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nimport torch\nfrom fedmos.codecs import Codec\n\n\n"
@@ -133,6 +149,7 @@ def test_a_codec_of_the_user(tmp_path, monkeypatch):
         ({"uplink": {"delta": {"name": "TopK"}}}, "uplink.delta: TopK needs fraction"),
         ({"uplink": {"delta": TOP | {"k": 3}}}, "uplink.delta.k: TopK has no such field"),
         ({"uplink": [TOP, {"name": "Quantize", "bits": 99}]}, "uplink.1.bits: must be"),
+        ({"uplink": {"name": "ErrorFeedback", "codec": "Sing"}}, "uplink.codec.name: must be one of "),
         ({"uplink": {"name": "mine:x"}}, "uplink.name: Cannot load mine because"),
         ({"downlink": 3}, "configuration: downlink: must be a table, got 3"),
         ({"downlink": {}}, "configuration: downlink: must be a table with a name, or have 1 to 1,000 names of vectors"),

@@ -27,7 +27,7 @@ _KEYS = ("name", "loss", "metrics", "space")
 """Keys of tables under which a class or function of the user can be named."""
 _SHORT = (
     "algorithm", "selection", "model", "availability", "lr_decay", "local", "uplink", "downlink", "privacy",
-    "aggregation", "attack", "partition", "data",
+    "aggregation", "attack", "partition", "data", "codec", "codecs",
 )  # fmt: skip
 """Keys whose value can be a name in place of a table."""
 _MAX_BYTES = 2**24

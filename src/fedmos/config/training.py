@@ -166,11 +166,23 @@ def build_link(where: str, given: Choice | list[Choice] | Mapping[str, Choice | 
 
 
 def _build_codec(where: str, choice: Choice) -> Any:
-    made = build(where, choice, registry.codecs())
+    made = build(where, Choice.model_validate(_with_tables({"name": choice.name} | choice.fields)), registry.codecs())
     if not is_codec(made):
         got = f"{choice.title} gives {format_value(made)}"
         raise ConfigError(f"{where}.name: must give a fedmos.codecs.Codec, or an object with its methods, but {got}")
     return made
+
+
+def _with_tables(codec: Any) -> Any:
+    """Return a table of a codec, in which codecs that are named alone are tables, too."""
+    if isinstance(codec, str):
+        return {"name": codec}
+    if isinstance(codec, list | tuple):
+        return [_with_tables(one) for one in codec]
+    if not isinstance(codec, Mapping):
+        return codec
+    field = {"ErrorFeedback": "codec", "Chain": "codecs"}.get(str(codec.get("name")))
+    return {key: _with_tables(value) if key == field else value for key, value in codec.items()}
 
 
 def build_robust(where: str, given: Choice | None) -> Any:
