@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,11 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[f
 from fedmos.config.tables import DeployConfig
 from fedmos.flower import Deploy, client_app
 from fedmos.flower.deployment import Deployment
+from fedmos.flower.node_identities import fingerprint
 from fedmos.flower.server import serve
+from helpers.flower_keys import with_keys
 from helpers.flower_network import Network
-from helpers.flower_runs import CLIENTS, arguments, assert_same
+from helpers.flower_runs import CLIENTS, EVERYONE, OwnDeployed, arguments, assert_same, federation
 
 
 def test_nodes_are_identified_by_their_client(deployed):
@@ -52,6 +55,32 @@ def test_a_node_with_an_unknown_client_is_refused(deployed, caplog):
         made.run()
     assert "Refused node 200: its configuration is invalid (code 120)" in caplog.text
     assert "'client' must be one of 0, 1, 2, 3, 4, 5" in caplog.text  # in the client's own log
+
+
+@pytest.mark.parametrize("learnt", [True, False], ids=["unknown key", "known key"])
+def test_a_refused_node_is_asked_again(tmp_path, clock, caplog, learnt):
+    """Its data is mended after ten minutes, and it is not restarted; with a known key, the server names it."""
+    names = ["a", "b", "c"]
+    made = with_keys(OwnDeployed(tmp_path, arguments(rounds=2, selection=EVERYONE), federation(3), names))
+    keys = {} if learnt else {"keys": {"b": fingerprint(made.network.nodes[101].key)}}
+    made.given["deploy"] = Deploy(clients=names, wait=1.0, poll=0.001, **keys)
+    samples, listed = made.samples.pop("b"), made.network.get_nodes
+
+    def get_nodes() -> Any:
+        if clock.now > 1600:
+            made.samples["b"] = samples
+        return listed()
+
+    made.network.get_nodes = get_nodes
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        result = made.run()
+    assert [r.cohort for r in result.history] == [[0, 1, 2]] * 2
+    assert not any(r.late for r in result.history)
+    reason = "its data cannot be loaded (code 121); the reason is in the client's own log"
+    assert [line for line in caplog.messages if line.startswith("Refused node")] == [f"Refused node 101: {reason}"]
+    (waits, *_) = [line for line in caplog.messages if line.startswith("The start waits")]
+    assert waits.endswith(": b" if learnt else f": b (refused: {reason})")
+    assert clock.now < 1600 + 200
 
 
 def test_mistakes_are_named(deployed, tmp_path):

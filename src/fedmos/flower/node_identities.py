@@ -92,6 +92,14 @@ class NodeIdentities:
         if other is not None:
             raise RefusedError(f"it claims to be client '{name}', but its key {key} is that of client '{other}'")
 
+    def owner(self, public_key: bytes) -> str | None:
+        """Return the name to which a public key is bound; None if there is none."""
+        try:
+            key = None if self._off or not public_key else fingerprint(public_key)
+        except RefusedError:
+            return None
+        return next((name for name, bound in self._bound.items() if bound == key), None)
+
     def bind(self, name: str, public_key: bytes) -> None:
         """Bind a client's name to a key that was checked, unless it is bound."""
         if public_key and name not in self._bound and not self._off:

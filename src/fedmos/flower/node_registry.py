@@ -23,6 +23,8 @@ _log = logging.getLogger("fedmos")
 
 _HELLO_TIMEOUT = 60.0
 """Seconds after which an unanswered identification request is repeated."""
+_REFUSED_INTERVAL = 60.0
+"""Seconds after which a refused node is asked again: its app or its data may have been mended without a restart."""
 
 
 class NodeSession(NamedTuple):
@@ -58,8 +60,10 @@ class NodeRegistry:
         """Identification requests without a reply, by message id."""
         self._public_keys: dict[int, bytes] = {}
         """The public key of each connected node, which the SuperLink has verified."""
-        self._identified: dict[NodeSession, int | None] = {}
-        """The client that each node reports; None for a refused node."""
+        self._identified: dict[NodeSession, int] = {}
+        """The client that each accepted node reports."""
+        self._refused_at: dict[NodeSession, tuple[float, str]] = {}
+        """When and why each refused node was refused."""
         self._sessions: dict[int, NodeSession] = {}
         self._last_seen = dict.fromkeys(range(len(self.names)), monotonic())
         """When each client was last connected; initially, when the registry was created."""
@@ -119,7 +123,9 @@ class NodeRegistry:
         self._identified = {session: client for session, client in self._identified.items() if session in online}
         self._pending = {message_id: session for message_id, session in self._pending.items() if session in online}
         self._duplicates = {(session, client) for session, client in self._duplicates if session in online}
-        self._request_identities(sorted(online - set(self._identified) - set(self._pending.values())))
+        self._refused_at = {session: known for session, known in self._refused_at.items() if session in online}
+        waiting = {at for at, (since, _) in self._refused_at.items() if monotonic() - since < _REFUSED_INTERVAL}
+        self._request_identities(sorted(online - set(self._identified) - waiting - set(self._pending.values())))
         for message_id, reply in self.channel.pull(list(self._pending)):
             self._process_reply(self._pending.pop(message_id), reply)
         self._sessions = self._assign_sessions()
@@ -142,11 +148,13 @@ class NodeRegistry:
         elif reply.has_error():
             if (reason := permanent_error(reply)) is not None:
                 self._refuse(session, reason)
+                self._refusals |= dict.fromkeys(self._bound(session), reason)
         elif not reply.has_content():
             self._refuse(session, "its reply is empty")
         else:
             try:
                 self._identified[session] = client = self._identify(session, reply.content)
+                self._refused_at.pop(session, None)
                 self._refusals.pop(client, None)
             except wire.RefusedError as error:
                 self._refuse(session, str(error))
@@ -179,17 +187,24 @@ class NodeRegistry:
             return []
         return [i for i, known in enumerate(self.names) if known == name]
 
+    def _bound(self, session: NodeSession) -> list[int]:
+        """Return the client to whose name a node's key is bound, in a list; an empty one if there is none."""
+        name = self.identities.owner(self._public_keys.get(session.node, b""))
+        return [i for i, known in enumerate(self.names) if known == name]
+
     def _refuse(self, session: NodeSession, reason: str) -> None:
-        self.refused_nodes += 1
-        self._identified[session] = None
-        _log.warning("Refused node %d: %s", session.node, one_line(reason, 500))
+        """Refuse a node for now. A refusal that is repeated for the same reason is neither counted nor logged again."""
+        _, before = self._refused_at.get(session, (0.0, None))
+        self._refused_at[session] = monotonic(), reason
+        if reason != before:
+            self.refused_nodes += 1
+            _log.warning("Refused node %d: %s", session.node, one_line(reason, 500))
 
     def _assign_sessions(self) -> dict[int, NodeSession]:
         """Return the node of each client. If several nodes claim a client, the first keeps it while it is connected."""
         claims: dict[int, list[NodeSession]] = {}
         for session, client in self._identified.items():
-            if client is not None:
-                claims.setdefault(client, []).append(session)
+            claims.setdefault(client, []).append(session)
         assigned = {}
         for client, claiming in claims.items():
             # A restarted node is listed once: its previous session is no longer online.
