@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedmos.flower import Deploy, client_app, reply_collector, wire
 from fedmos.flower.deployment import Deployment
+from fedmos.flower.input_columns import InputColumns
 from fedmos.flower.node_identities import fingerprint
 from fedmos.flower.server import serve
 from helpers.flower_keys import new_key, outsider, with_keys
@@ -243,6 +244,22 @@ def test_a_client_whose_data_grew(tmp_path, clock, caplog, during):
         if during
         else [f"Refused node 101: {reason}"]
     )
+
+
+def test_columns_of_clients_are_compared():
+    """With each other, if the server has no table; a client that names its inputs itself is not compared."""
+    columns = InputColumns()
+    columns.check("a", "1")
+    columns.check("b", "1")
+    columns.check("c", "")
+    with pytest.raises(wire.RefusedError, match="the columns of client 'd' are not those of client 'a'"):
+        columns.check("d", "2")
+    columns.check("d", "1")
+    with pytest.raises(wire.RefusedError, match="are not those of the server's test samples"):
+        InputColumns("2").check("a", "1")
+    alone = InputColumns()
+    alone.check("a", "1")
+    alone.check("a", "2")  # its table has changed, and nobody else has one
 
 
 def test_bits_are_those_of_the_simulation(deployed):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.formatting import format_value, one_line
 from ..data import Dataset, FederatedData
+from ..data.importers.encoding import CategoryColumn
 from ..data.importers.fit import EncodingOptions
 from ..data.importers.folder import dataset_from_folder
 from ..data.importers.frame import dataset_from_csv, dataset_from_frame
@@ -29,6 +30,24 @@ _FITTING = {
 """The fields that fit each source."""
 AGREED = (*_FITTING["file"], "size")
 """The fields that the configuration of a run can set for all machines."""
+
+
+class InputColumn(NamedTuple):
+    """A column of a table, as inputs of a model."""
+
+    name: str
+    features: list[str]
+    """The names of the inputs that it becomes."""
+    values: int
+    """How many inputs, or numbers of categories, it has."""
+
+
+class OwnSamples(NamedTuple):
+    """Samples, and the columns of their table."""
+
+    samples: tuple[Tensor, Tensor] | FederatedData
+    columns: Sequence[InputColumn] = ()
+    """Empty for samples that are no table."""
 
 
 class OwnDataConfig(Strict):
@@ -87,7 +106,11 @@ class OwnDataConfig(Strict):
         return OwnDataConfig.model_validate({k: v for k, v in agreed.items() if k in _FITTING[source]} | own)
 
     def load(self, beside: Path, client: str = "") -> tuple[Tensor, Tensor] | FederatedData:
-        """Read the samples.
+        """Read the samples; see `read`."""
+        return self.read(beside, client).samples
+
+    def read(self, beside: Path, client: str = "") -> OwnSamples:
+        """Read the samples, and the columns of a table.
 
         Args:
             beside: The folder to which relative paths refer.
@@ -108,15 +131,15 @@ class OwnDataConfig(Strict):
                     if dataset.normalize
                     else _tensor(dataset.x_train)
                 )
-                return x, _tensor(self._numbered(dataset))
+                return OwnSamples((x, _tensor(self._numbered(dataset))))
             made: tuple[Tensor, Tensor] | FederatedData = self._call(beside, client)
-            return made
+            return OwnSamples(made)
 
     def files(self, beside: Path) -> list[Path]:
         """Return the files and folders that are read."""
         return [beside / path for path in (self.file, self.folder) if path is not None]
 
-    def _table(self, path: Path) -> tuple[Tensor, Tensor]:
+    def _table(self, path: Path) -> OwnSamples:
         options = EncodingOptions(self.categorical, self.missing, self.one_hot, self.dtype)
         if path.suffix.lower() == ".csv":
             try:
@@ -134,7 +157,7 @@ class OwnDataConfig(Strict):
                 if name not in features:
                     raise ValueError(f"data: 'scale' must name one of {', '.join(features)}, got {format_value(name)}")
                 x[:, features.index(name)] = (x[:, features.index(name)] - m) / s
-        return x, _tensor(self._numbered(dataset))
+        return OwnSamples((x, _tensor(self._numbered(dataset))), _columns(dataset))
 
     def _numbered(self, dataset: Dataset) -> np.ndarray:
         """Return the targets, with the numbers of classes that are declared."""
@@ -167,6 +190,16 @@ class OwnDataConfig(Strict):
                 f"{format_value(made)}"
             )
         return made
+
+
+def _columns(dataset: Dataset) -> list[InputColumn]:
+    """Return the columns of a table in the order of the model's inputs."""
+    if dataset.encoding is None:
+        return []
+    return [
+        InputColumn(str(c.name), c.features, len(c.categories) if isinstance(c, CategoryColumn) else 1)
+        for c in dataset.encoding.columns
+    ]
 
 
 def _is_utf8(path: Path) -> bool:

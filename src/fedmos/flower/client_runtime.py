@@ -43,6 +43,7 @@ from .client_guard import ClientGuard, check_protection
 from .client_place import client_place
 from .client_samples import LoadClientData, client_samples
 from .client_scoring import ClientScoring
+from .client_setup import OwnData
 from .coded_messages import CodedMessages, as_sent
 from .deployment import Deployment
 from .private_files import make_private_folder
@@ -85,6 +86,7 @@ class ClientRuntime:
         device = find_device(spec.device)
         with coded_errors(ClientErrorCode.DATA):
             given = client_samples(deployment, load, load_tests, self.number, self.name)
+            self._inputs = load.inputs_hash(self.name) if isinstance(load, OwnData) else ""
         data = on_device(given, device, spec.dtype)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._task = build_task(spec, device, data, origin=(zero + signed(spec.seed), zero + self.number))
@@ -138,7 +140,11 @@ class ClientRuntime:
             reply = {"run": header["run"], "round": header["round"], "client": self.number, "samples": self.samples}
             if kind == wire.HELLO:
                 compatibility_hash = self._deployment.compatibility_hash(self.model)
-                reply |= {"name": self.name, wire.COMPATIBILITY_HASH: compatibility_hash}
+                reply |= {
+                    "name": self.name,
+                    wire.COMPATIBILITY_HASH: compatibility_hash,
+                    wire.INPUTS_HASH: self._inputs,
+                }
             payload = _Payload({}, {}) if kind == wire.HELLO else self._answer(kind, header, content)
             vectors = wire.pack(payload.vectors, self._deployment.deploy.compress)
             composed = wire.compose(reply, vectors, wire.pack(payload.numbers))

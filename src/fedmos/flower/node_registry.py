@@ -16,6 +16,7 @@ from flwr.app import Message, RecordDict
 from ..core.formatting import format_value, one_line
 from . import wire
 from .channel import MessageChannel, permanent_error
+from .input_columns import InputColumns
 from .node_identities import NodeIdentities
 from .sample_counts import SampleCounts
 
@@ -50,6 +51,8 @@ class NodeRegistry:
     """The keys of the clients."""
     counts: SampleCounts = field(default_factory=SampleCounts)
     """Which numbers of samples are accepted."""
+    columns: InputColumns = field(default_factory=InputColumns)
+    """Which columns of clients' tables are accepted."""
     refused_nodes: int = 0
     """How many nodes were refused."""
     retired: frozenset[int] = frozenset()
@@ -175,6 +178,7 @@ class NodeRegistry:
         if header[wire.COMPATIBILITY_HASH] != self.compatibility_hash:
             raise wire.RefusedError("its configuration, model or fedmos version differs from the server's")
         self.counts.check(header["name"], header["samples"], self.samples.get(client))
+        self.columns.check(header["name"], header[wire.INPUTS_HASH])
         self.identities.bind(header["name"], key)
         self.samples[client] = header["samples"]
         return client

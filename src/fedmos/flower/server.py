@@ -27,10 +27,11 @@ from . import wire
 from .backend import FlowerBackend
 from .buffered_backend import BufferedFlowerBackend
 from .channel import MessageChannel
-from .client_setup import test_samples
+from .client_setup import own_test, test_samples
 from .deployment import Deployment, Given
 from .flower_log import log_through_flower
 from .graceful_stop import GracefulStop
+from .input_columns import InputColumns
 from .manifest import DeploymentManifest
 from .members.changes import MembersChangedError
 from .members.folder import ServedFolder
@@ -83,16 +84,21 @@ def server_app(config: Given, *, test: tuple[Any, Any] | None = None) -> ServerA
     def main(grid: Grid, context: Context) -> None:
         deployment = Deployment.of(config)
         with log_through_flower(deployment.deploy.log), private_files():
-            samples = test_samples(context.run_config.get("test"), deployment.agreed) or test
-            serve(grid, deployment, context.run_config.get("out"), samples)
+            file = context.run_config.get("test")
+            own = own_test(file, deployment.agreed)
+            inputs = "" if own is None else own.inputs_hash()
+            samples = test_samples(file, deployment.agreed) or test
+            serve(grid, deployment, context.run_config.get("out"), samples, inputs)
 
     app = ServerApp()
     app.main()(main)
     return app
 
 
-def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, Any] | None = None) -> Result:
-    """Execute a whole run with the clients of a Flower grid."""
+def serve(
+    grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, Any] | None = None, inputs: str = ""
+) -> Result:
+    """Execute a whole run with the clients of a Flower grid; `inputs` is the hash of the columns of `test`."""
     spec, deploy = deployment.spec, deployment.deploy
     folder = out or spec.out
     if not folder:
@@ -102,7 +108,7 @@ def serve(grid: Grid, deployment: Deployment, out: Any = None, test: tuple[Any, 
     known_sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
     manifest = DeploymentManifest.load_or_create(Path(folder), known_sizes)
     stop, monitor = GracefulStop(), Monitor(deployment.names, manifest.run, Path(folder))
-    serving = _Serving(grid, deployment, Path(folder), test, monitor, stop)
+    serving = _Serving(grid, deployment, Path(folder), test, inputs, monitor, stop)
     with stop.deferred(), metrics_endpoint(deploy.metrics, monitor), monitor.until_end():
         wait = deploy.wait
         while True:
@@ -120,6 +126,8 @@ class _Serving(NamedTuple):
     folder: Path
     test: tuple[Any, Any] | None
     """Samples to evaluate the model on, if the configuration has none."""
+    inputs: str
+    """The hash of the columns of `test`; empty if it has none."""
     monitor: Monitor
     stop: GracefulStop
 
@@ -205,6 +213,7 @@ def _connect(serving: _Serving, manifest: DeploymentManifest, members: ClientMem
         dict(enumerate(manifest.samples)) | member_list.samples,
         NodeIdentities.load(serving.folder, keys),
         SampleCounts(agreed, deploy.max_samples, deploy.samples_factor),
+        InputColumns(serving.inputs),
         retired=frozenset(member_list.retired),
     )
     collector = ReplyCollector(channel, registry, deploy.poll, deploy.rejoin, refusals=RefusalLog(names))

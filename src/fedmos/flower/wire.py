@@ -51,6 +51,8 @@ MAX_WIDTH = 10**7
 
 COMPATIBILITY_HASH = "agreement"
 """Header field of the compatibility hash; its name is part of protocol 1."""
+INPUTS_HASH = "inputs"
+"""Header field of the hash of a client's input columns; empty if it has no table, or names its inputs itself."""
 
 _COMMON = {"protocol": int, "run": str, "round": int, "client": int}
 _JOB = {
@@ -86,7 +88,7 @@ _DOWN: dict[str, dict[str, type]] = {
 KINDS = tuple(_DOWN)
 """The kinds of requests."""
 _UP: dict[str, type] = {"samples": int}
-_HELLO_UP: dict[str, type] = {"samples": int, "name": str, COMPATIBILITY_HASH: str}
+_HELLO_UP: dict[str, type] = {"samples": int, "name": str, COMPATIBILITY_HASH: str, INPUTS_HASH: str}
 
 _HEADER, _VECTORS, _NUMBERS = "fedmos", "vectors", "numbers"
 

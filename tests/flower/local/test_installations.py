@@ -134,6 +134,44 @@ class TestOwnData:
         for kind in ("parquet", "function"):
             assert (results[kind].params == results["csv"].params).all(), kind
 
+    @pytest.mark.parametrize("mended", ["file", "inputs"])
+    def test_columns_in_another_order_are_refused(self, tmp_path, study, clock, caplog, mended):
+        """The model would read age as pressure. The client is named until its file, or its list of inputs, is right."""
+        network = Network(lambda: client_app(study / "study/study/run.toml"), tmp_path / "state", HOSPITALS)
+        tables = [write_table(tmp_path / f"{name}.csv", 60 + 15 * i, i) for i, name in enumerate(HOSPITALS)]
+        for table, node in zip(tables, network.nodes.values(), strict=True):
+            file = table.with_suffix(".toml")
+            file.write_text(
+                f'client = "{table.stem}"\nserver = "x:1"\nkey = "k"\napp = "a.fab"\n[data]\nfile = "{table}"\n'
+            )
+            node._config["config"] = str(file)
+        expected = self.deployed(network, study, tmp_path).params
+        network = Network(lambda: client_app(study / "study/study/run.toml"), tmp_path / "again", HOSPITALS)
+        for table, node in zip(tables, network.nodes.values(), strict=True):
+            node._config["config"] = str(table.with_suffix(".toml"))
+        right = tables[1].read_text()
+        rows = [line.split(",") for line in right.splitlines()]
+        tables[1].write_text("".join(f"{p},{s},{a},{o}\n" for a, p, s, o in rows))
+        listed, until = network.get_nodes, clock.now + 600
+
+        def get_nodes():
+            if clock.now > until and mended == "file":
+                tables[1].write_text(right)
+            elif clock.now > until and "inputs" not in (file := tables[1].with_suffix(".toml")).read_text():
+                file.write_text(file.read_text() + 'inputs = ["age", "pressure", "sex"]\n')
+            return listed()
+
+        network.get_nodes = get_nodes
+        with caplog.at_level("WARNING", "fedmos"):
+            result = self.deployed(network, study, tmp_path)
+        reason = "the columns of client 'hospital-b' are not those of the server's test samples: their names, order or"
+        assert sum(reason in line for line in caplog.messages if line.startswith("Refused node 101")) == 1
+        assert (
+            f"The start waits for 1 of these clients, since 1 s and for at most 86400 s: hospital-b (refused: {reason}"
+            in (caplog.text.replace("since 2 s", "since 1 s").replace("since 0 s", "since 1 s"))
+        )
+        assert (result.params == expected).all()
+
     def deployed(self, network, study, tmp_path) -> fm.Result:
         from flwr.app import Context, RecordDict
 
@@ -213,18 +251,19 @@ def test_a_trial_shows_shapes_classes_and_what_would_be_sent(hospital):
         "It trains FedAvg: 5 steps in batches of 16",
         "60 samples: x (4,) float32; targets () int64",
         lines[3],
+        "Inputs: age, pressure, sex=f, sex=m",
         "Refuses 'query.losses', its losses at a model that the server sends",
         "Answers 'query.gradients', its gradient at a model that the server sends",
         "Refuses 'evaluate.loss', its training metrics",
         "Refuses 'evaluate.own', its metrics on its own test samples",
-        lines[8],
+        lines[9],
         "One local step, 'train.work': would send 40 bytes, and the number of samples",
         "  delta: float32 (10,), norm 0.125",
         "Nothing was sent, and nothing was kept.",
     ]
     counts = [int(part.split(": ")[1]) for part in lines[3].removeprefix("Classes and their samples: ").split(", ")]
     assert sum(counts) == 60
-    assert lines[8].startswith("The initial model: train_loss ")
+    assert lines[9].startswith("The initial model: train_loss ")
     assert sorted(hospital.rglob("*")) == before
 
 

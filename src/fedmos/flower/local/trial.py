@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from .. import wire
 from ..audit_log import AUDIT_LOG
 from ..client_guard import needed_kinds
 from ..client_runtime import ClientRuntime
-from ..client_setup import own_setup
+from ..client_setup import OwnData, own_setup
 from ..deployment import Deployment
 from .app_template import CONFIGURATION
 from .doctor_files import app
@@ -26,7 +26,7 @@ from .installations import ClientInstallation
 from .pinned_app import hash_of
 
 _RUN = "0" * 32
-_MOST_CLASSES = 20
+_MOST_LISTED = 20
 _QUESTIONS = {
     wire.LOSSES: "its losses at a model that the server sends",
     wire.GRADIENTS: "its gradient at a model that the server sends",
@@ -56,6 +56,8 @@ def try_client(file: Path) -> Iterator[str]:
         batch = "all samples" if spec.batch_size is None else spec.batch_size
         yield f"It trains {type(spec.composed_algorithm).__name__}: {work} in batches of {batch}"
         yield from _describe(runtime.data)
+        if isinstance(load, OwnData) and (features := [f for c in load.columns(own.client) for f in c.features]):
+            yield f"Inputs: {_listed(features)}"
         yield from _answers(deployment, runtime)
         initial = runtime.metrics(runtime.model.initial())
         yield f"The initial model: {', '.join(f'{name} {float(v):.4g}' for name, v in initial.items())}"
@@ -96,8 +98,13 @@ def _describe(data: FederatedData) -> Iterator[str]:
     if not y.is_floating_point() and y.ndim == 1:
         classes, counts = y.unique(return_counts=True)
         shown = [f"{c}: {n}" for c, n in zip(classes.tolist(), counts.tolist(), strict=True)]
-        more = f", and {len(shown) - _MOST_CLASSES} more" if len(shown) > _MOST_CLASSES else ""
-        yield f"Classes and their samples: {', '.join(shown[:_MOST_CLASSES])}{more}"
+        yield f"Classes and their samples: {_listed(shown)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    more = f", and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def _answers(deployment: Deployment, runtime: ClientRuntime) -> Iterator[str]:
