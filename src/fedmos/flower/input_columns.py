@@ -1,4 +1,4 @@
-"""Clients whose tables have other columns than the others', or the same ones in another order, which would train on mixed inputs."""
+"""The columns of clients' tables, which must be the same in the same order: the model reads its inputs by position."""
 
 from __future__ import annotations
 

@@ -166,10 +166,8 @@ class TestOwnData:
             result = self.deployed(network, study, tmp_path)
         reason = "the columns of client 'hospital-b' are not those of the server's test samples: their names, order or"
         assert sum(reason in line for line in caplog.messages if line.startswith("Refused node 101")) == 1
-        assert (
-            f"The start waits for 1 of these clients, since 1 s and for at most 86400 s: hospital-b (refused: {reason}"
-            in (caplog.text.replace("since 2 s", "since 1 s").replace("since 0 s", "since 1 s"))
-        )
+        waits = [line for line in caplog.messages if line.startswith("The start waits")]
+        assert f": hospital-b (refused: {reason}" in waits[0]
         assert (result.params == expected).all()
 
     def deployed(self, network, study, tmp_path) -> fm.Result:
