@@ -1,6 +1,8 @@
 """Searching over a run's fields."""
 
+import contextlib
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,33 @@ def test_a_search_on_ray(tmp_path):
     sweep(settings(parallel=2, trials=5), tmp_path / "ray", on="ray")
     assert trials(tmp_path / "ray") == trials(tmp_path / "processes")
     assert (tmp_path / "ray/best.toml").read_text() == (tmp_path / "processes/best.toml").read_text()
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_a_search_that_was_interrupted_goes_on_to_the_same_trials(tmp_path, monkeypatch, parallel):
+    from fedmos.experiments import sweep as module
+
+    space = {"algorithm.lr": RUN["sweep"]["space"]["algorithm.lr"]}
+    given = settings(trials=14, parallel=parallel, space=space)
+
+    def train(trial, folders):
+        calls.append(trial)
+        if len(calls) in cuts:
+            raise KeyboardInterrupt
+        return (json.loads(trial)["values"]["algorithm.lr"] - 0.2) ** 2, []
+
+    monkeypatch.setattr(module, "_executor", lambda *_: module.SameProcess())
+    monkeypatch.setattr(module, "train_trial", train)
+    found = {}
+    for name, cuts in (("whole", ()), ("cut", (3, 8, 13))):
+        calls = []
+        for _ in range(1 + len(cuts)):
+            with contextlib.suppress(KeyboardInterrupt):
+                best = sweep(given, tmp_path / name)
+        complete = [t for t in trials(tmp_path / name) if t["state"] != "fail"]
+        found[name] = best, [(t["algorithm.lr"], t["train_loss"]) for t in complete]
+    assert len(found["whole"][1]) == 14
+    assert found["cut"] == found["whole"]
 
 
 def test_a_trial_that_was_cut_off_is_played_again(tmp_path):

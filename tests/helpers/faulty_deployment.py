@@ -50,7 +50,7 @@ class FaultyDeployment(LocalDeployment):
         self.processes.kill(SUPERLINK)
         sleep(seconds)
         self.start(SUPERLINK)
-        wait_until(self.control.listening, 60, "The SuperLink does not listen", every=0.2)
+        wait_until(self.control.listening, 300, "The SuperLink does not listen", every=0.2)
 
     def kill_node_app(self, number: int) -> bool:
         """Kill the app of a client in the middle of its work; returns whether one was running."""

@@ -80,7 +80,8 @@ def sweep(
     State = optuna.trial.TrialState
     with _executor(config, on) as executor:
         while (done := len(study.get_trials(states=(State.COMPLETE, State.PRUNED)))) < settings.trials:
-            suggested = [_ask(optuna, study, config) for _ in range(min(settings.parallel, settings.trials - done))]
+            batch = settings.parallel - done % settings.parallel  # a search that was interrupted goes on in its batches
+            suggested = [_ask(optuna, study, config) for _ in range(min(batch, settings.trials - done))]
             finished = finished_trials(study)
             tasks = []
             for trial, values in suggested:
@@ -108,8 +109,10 @@ def _executor(config: SweepConfig, on: str | None) -> TaskExecutor:
 
 
 def _ask(optuna: Any, study: Any, config: SweepConfig) -> tuple[Any, dict[str, Any]]:
-    """Return the next trial and its values."""
-    study.sampler = optuna.samplers.TPESampler(seed=config.sweep.seed + len(study.trials))
+    """Return the next trial and its values, which do not depend on trials that were interrupted and played again."""
+    State = optuna.trial.TrialState
+    asked = study.get_trials(deepcopy=False, states=(State.COMPLETE, State.PRUNED, State.RUNNING))
+    study.sampler = optuna.samplers.TPESampler(seed=config.sweep.seed + len(asked))
     trial = study.ask()
     return trial, {field: _suggested(trial, field, space) for field, space in config.sweep.space.items()}
 

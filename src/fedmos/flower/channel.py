@@ -131,7 +131,8 @@ def permanent_error(reply: Message) -> str | None:
     """
     code = reply.error.code
     if code in _PERMANENT_ERRORS:
-        return f"{_PERMANENT_ERRORS[code]} (Flower's code {code}); the reason is in the client's own log"
+        why = "the reason is in the client's own log, for example that it runs another app"
+        return f"{_PERMANENT_ERRORS[code]} (Flower's code {code}); {why}"
     if code in MEANINGS and code not in TRANSIENT:
         return f"{MEANINGS[ClientErrorCode(code)]} (code {code}); the reason is in the client's own log"
     return None

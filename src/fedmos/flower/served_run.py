@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..core.history import Record
@@ -14,6 +16,8 @@ from ..run.info import RunInfo
 from ..run.result import Result
 from ..run.run import Run
 from ..run.spec import RunSpec
+from ..storage.files import storage_errors
+from ..storage.lock import SERVER_LOCK, FolderLock
 from .buffered_backend import BufferedFlowerBackend
 from .buffered_rounds import BufferedRounds
 from .members.changes import MembersChangedError
@@ -22,6 +26,22 @@ from .reply_collector import ReplyCollector
 from .served_evaluation import ServedClientEvaluation
 
 _log = logging.getLogger("fedmos")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[None]:
+    """Have a run folder for this server app alone, also while it waits for clients and its run has not begun.
+
+    Raises:
+        StorageError: If another server app has it, or it cannot be written.
+    """
+    with storage_errors(f"use {folder}", "use another folder"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = FolderLock(folder / SERVER_LOCK)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class ServedRun(Run):

@@ -49,7 +49,7 @@ from .requests import ReplyPolicy
 from .sample_counts import SampleCounts
 from .secure_backend import SecureFlowerBackend
 from .served_data import resized, server_data, wait_for_clients
-from .served_run import ServedRun
+from .served_run import ServedRun, served
 
 _log = logging.getLogger("fedmos")
 
@@ -105,17 +105,22 @@ def serve(
         raise ValueError("server_app: 'out' must be a folder, in the configuration or in Flower's run configuration")
     _check_measured(spec, deploy.train_metrics)
     check_declaration(spec.composed_algorithm)
+    with served(Path(folder)):
+        return _serve_parts(grid, deployment, Path(folder), test, inputs)
+
+
+def _serve_parts(grid: Grid, deployment: Deployment, folder: Path, test: tuple[Any, Any] | None, inputs: str) -> Result:
+    """Execute a run in parts, between which the operator changes its clients."""
     known_sizes = [] if deployment.data is None else deployment.data.sizes.tolist()
-    manifest = DeploymentManifest.load_or_create(Path(folder), known_sizes)
-    stop, monitor = GracefulStop(), Monitor(deployment.names, manifest.run, Path(folder))
-    serving = _Serving(grid, deployment, Path(folder), test, inputs, monitor, stop)
-    with stop.deferred(), metrics_endpoint(deploy.metrics, monitor), monitor.until_end():
-        wait = deploy.wait
+    manifest, wait = DeploymentManifest.load_or_create(folder, known_sizes), deployment.deploy.wait
+    stop, monitor = GracefulStop(), Monitor(deployment.names, manifest.run, folder)
+    serving = _Serving(grid, deployment, folder, test, inputs, monitor, stop)
+    with stop.deferred(), metrics_endpoint(deployment.deploy.metrics, monitor), monitor.until_end():
         while True:
             try:
                 return _serve_part(serving, manifest, wait)
             except MembersChangedError:
-                manifest, wait = DeploymentManifest.load_or_create(Path(folder), known_sizes), 0.0
+                manifest, wait = DeploymentManifest.load_or_create(folder, known_sizes), 0.0
 
 
 class _Serving(NamedTuple):

@@ -19,6 +19,8 @@ except ImportError:  # Windows
 
 _NOT_SUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 """Errors of file systems without locks."""
+SERVER_LOCK = ".server.lock"
+"""The lock of the server app of a deployment, which waits for clients before its run has the folder."""
 
 
 class FolderLock:

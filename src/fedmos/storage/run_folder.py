@@ -24,7 +24,7 @@ from .checkpoint import Checkpoints
 from .checkpoint_schedule import CheckpointInterval, CheckpointSchedule
 from .environment import describe_environment
 from .files import AppendOnlyFile, replace_file, storage_errors
-from .lock import FolderLock
+from .lock import SERVER_LOCK, FolderLock
 from .segments import encode_record
 
 _log = logging.getLogger("fedmos")
@@ -218,7 +218,7 @@ class RunFolder(os.PathLike[str]):
         names = {
             path.name
             for path in self.path.iterdir()
-            if not (path.name.startswith(SCRATCH) or path.suffix == ".partial" or path.name == STATUS)
+            if not (path.name.startswith(SCRATCH) or path.suffix == ".partial" or path.name in (STATUS, SERVER_LOCK))
         }
         return names <= {"lock", "checkpoints"} or {"lock", "checkpoints"} <= names
 

@@ -24,7 +24,7 @@ def test_an_asynchronous_run_whose_server_is_killed(deployment, app, tmp_path):
             if record["round"] in (2, 5) and record["round"] not in killed and deployment.kill_server_app():
                 killed.append(record["round"])
 
-    state = deployment.run(app(settings), tmp_path / "run", timeout=400, on_poll=watch)
+    state = deployment.run(app(settings), tmp_path / "run", timeout=1200, on_poll=watch)
     assert state.completed, deployment.server_log(60)
     found = fm.Result.load(tmp_path / "run")
     assert killed == [2, 5]

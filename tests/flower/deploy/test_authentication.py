@@ -50,7 +50,7 @@ def turned_away(deployment, tmp_path_factory):
             command, env=flower_environment(folder, 0.1), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
     try:
-        said = {name: (process.communicate(timeout=120)[0], process.returncode) for name, process in tries.items()}
+        said = {name: (process.communicate(timeout=600)[0], process.returncode) for name, process in tries.items()}
     finally:
         for process in tries.values():
             process.kill()

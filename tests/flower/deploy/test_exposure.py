@@ -41,7 +41,7 @@ def proxy(deployment, tmp_path_factory):
     command = [nginx, "-p", str(folder), "-c", str(folder / "operations" / NGINX), "-g", "daemon off;"]
     with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
-            wait_until(lambda: answers(port), 30, f"nginx does not listen: {(folder / 'log').read_text()}")
+            wait_until(lambda: answers(port), 120, f"nginx does not listen: {(folder / 'log').read_text()}")
             yield port
         finally:
             process.terminate()
@@ -58,7 +58,7 @@ def answers(port: int) -> bool:
 def status(deployment, port: int, method: str, path: str, body: bytes = b"") -> int:
     """The status of a request by someone who has the authority's certificate; the path is sent as it is."""
     context = ssl.create_default_context(cafile=str(deployment.certificates.authority))
-    connection = http.client.HTTPSConnection("localhost", port, timeout=10, context=context)
+    connection = http.client.HTTPSConnection("localhost", port, timeout=120, context=context)
     try:
         connection.request(method, path, body, headers={"content-type": "application/protobuf"})
         return connection.getresponse().status
@@ -77,10 +77,10 @@ def test_a_client_joins_through_the_proxy(deployment, proxy, tmp_path):
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, env=flower_environment(tmp_path, 0.1), stdout=log, stderr=log)
     try:
-        wait_until(lambda: node in deployment.control.online(), 60, "The client does not join", every=1)
+        wait_until(lambda: node in deployment.control.online(), 300, "The client does not join", every=1)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
     assert deployment.control.online() - {node} == before, (tmp_path / "log").read_text()
 
 

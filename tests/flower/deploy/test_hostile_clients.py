@@ -42,7 +42,7 @@ def test_a_hostile_client(deployment, app, tmp_path):
     folder = app(settings)
     (client,) = folder.glob("*/client_app.py")
     shutil.copy(Path(__file__).with_name("hostile_client_app.py"), client)
-    state = deployment.run(folder, tmp_path / "run", timeout=300)
+    state = deployment.run(folder, tmp_path / "run", timeout=1200)
     assert state.completed, deployment.server_log(60)
 
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.deploy
 @pytest.mark.parametrize("method", METHODS)
 def test_the_deployment_is_the_simulation(deployment, app, tmp_path, method):
     settings = configuration(method)
-    state = deployment.run(app(settings), tmp_path / "run", timeout=300)
+    state = deployment.run(app(settings), tmp_path / "run", timeout=1200)
     assert state.completed, f"{state.details}\n{deployment.server_log(60)}"
     expected, found = simulated(settings), fm.Result.load(tmp_path / "run")
     for column in ("cohort", "weights", "bytes_down", "bytes_up"):

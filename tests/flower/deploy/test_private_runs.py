@@ -22,7 +22,7 @@ def test_a_private_run_whose_server_is_killed(deployment, app, tmp_path):
             if record["round"] in (1, 3) and record["round"] not in killed and deployment.kill_server_app():
                 killed.append(record["round"])
 
-    state = deployment.run(app(settings), tmp_path / "run", timeout=400, on_poll=watch)
+    state = deployment.run(app(settings), tmp_path / "run", timeout=1200, on_poll=watch)
     assert state.completed, deployment.server_log(60)
     assert killed == [1, 3]
     expected, found = simulated(settings), fm.Result.load(tmp_path / "run")

@@ -47,7 +47,7 @@ def test_a_superlink_with_a_database_is_killed(faulty, settings, tmp_path):
     app, run = write_app(tmp_path / "app", settings.kept()), tmp_path / "run"
     with faulty:
         harm = Once(run, 2, lambda: faulty.kill_superlink(5))
-        outcome = faulty.wait_for(faulty.start_run(app, run), 200, harm)
+        outcome = faulty.wait_for(faulty.start_run(app, run), 1200, harm)
         assert harm.done
         assert outcome == "completed", faulty.server_log(60)
     assert_same_bits(run, settings)
@@ -60,11 +60,11 @@ def test_a_superlink_without_a_database_is_killed(faulty, settings, tmp_path):
     with faulty:
         harm = Once(run, 2, lambda: faulty.kill_superlink(2))
         faulty.start_run(app, run)
-        wait_until(lambda: harm() or harm.done, 120, "The second round", every=0.2)
-        wait_until(lambda: "does not know this run any more" in faulty.server_log(60), 90, "The end of the run")
+        wait_until(lambda: harm() or harm.done, 600, "The second round", every=0.2)
+        wait_until(lambda: "does not know this run any more" in faulty.server_log(60), 600, "The end of the run")
         assert len(fm.Result.load(run).history) < ROUNDS
         faulty.control.register_all([node.key.public for node in faulty.nodes])
-        outcome = faulty.wait_for(faulty.start_run(app, run), 200)
+        outcome = faulty.wait_for(faulty.start_run(app, run), 1200)
         assert outcome == "completed", faulty.server_log(60)
     assert_same_bits(run, settings)
 
@@ -78,12 +78,12 @@ def test_a_client_whose_clock_is_ahead(faulty, settings, tmp_path):
         faulty.shift_clock("node-1", 20.0)
         faulty.processes.kill("node-1")
         faulty.start("node-1")
-        wait_until(lambda: "Round 3 waits for 1 of these clients" in faulty.server_log(200), 120, "The waiting round")
+        wait_until(lambda: "Round 3 waits for 1 of these clients" in faulty.server_log(200), 600, "The waiting round")
         faulty.environments.clear()
         faulty.processes.kill("node-1")
 
     with faulty:
-        outcome = faulty.wait_for(faulty.start_run(app, run), 300, Once(run, 2, shift))
+        outcome = faulty.wait_for(faulty.start_run(app, run), 1200, Once(run, 2, shift))
         assert outcome == "completed", faulty.server_log(60)
     assert_same_bits(run, settings)
 
@@ -98,7 +98,7 @@ def test_the_app_of_a_client_is_killed(faulty, settings, tmp_path):
             kills.append(1)
 
     with faulty:
-        outcome = faulty.wait_for(faulty.start_run(app, run), 300, kill)
+        outcome = faulty.wait_for(faulty.start_run(app, run), 1200, kill)
         assert len(kills) == 2
         assert outcome == "completed", faulty.server_log(60)
     assert_same_bits(run, settings)

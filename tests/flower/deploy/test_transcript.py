@@ -72,7 +72,7 @@ def trial(tmp_path_factory):
         yield folder / "trial", "".join(said), environment
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
-        shell.wait(30)
+        shell.wait(120)
         assert shell.stdout is not None
         shell.stdout.close()
 
@@ -120,7 +120,7 @@ def test_an_app_that_the_server_sends_is_refused(trial):
     with (folder / "study2" / "study" / "client_app.py").open("a") as file:
         file.write(f"Path({str(folder)!r}, 'pwned').touch()\n")
     start = ["fedmos", "deploy", "start", "study-operations/server.toml", "study2", "--out", "run2"]
-    subprocess.run(start, cwd=folder, env=environment, check=True, timeout=120)
+    subprocess.run(start, cwd=folder, env=environment, check=True, timeout=600)
     audits = [folder / name / "state" / name / "audit.jsonl" for name in HOSPITALS]
 
     def refused() -> bool:
@@ -128,7 +128,7 @@ def test_an_app_that_the_server_sends_is_refused(trial):
 
     from fedmos.flower.local.process_group import wait_until
 
-    wait_until(refused, 120, "the refusals", every=1)
+    wait_until(refused, 600, "the refusals", every=1)
     assert not (folder / "pwned").exists()
     for name, audit in zip(HOSPITALS, audits, strict=True):
         (line,) = [e for e in map(json.loads, audit.read_text().splitlines()) if e["asked"] == "app"][:1]
@@ -173,6 +173,6 @@ def test_a_process_that_is_refused_fails(trial, tmp_path, fault):
             f"sys.argv = ['supernode.py', *sys.argv[1:]]\nrunpy.run_path({supernode.__file__!r}, run_name='__main__')\n"
         )
         command = [sys.executable, "-c", ahead, *ClientInstallation.read(own).node_arguments()]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert is_quoted(next(line for line in done.stderr.splitlines() if "refuses this" in line))

@@ -19,6 +19,6 @@ def test_a_deployment_by_public_interfaces_is_the_simulation(tmp_path, plain):
     settings = configuration("SCAFFOLD", rounds=2, data=data)
     app = write_app(tmp_path / "app", settings.kept())
     with LocalDeployment(tmp_path / "processes", ["0", "1"], plain=plain) as deployment:
-        state = deployment.run(app, tmp_path / "run", timeout=500)
+        state = deployment.run(app, tmp_path / "run", timeout=1200)
         assert state.completed, state
     assert torch.equal(fm.Result.load(tmp_path / "run").params, simulated(settings).params)

@@ -87,7 +87,7 @@ def test_systemd_reads_the_units(folder, tmp_path, name):
         (tmp_path / other).write_text((folder / other).read_text().replace("/opt/fedmos/bin", str(programs)))
     (tmp_path / name).write_text(text)
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True, timeout=60
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / name)], capture_output=True, text=True, timeout=300
     )
     about = [line for line in done.stderr.splitlines() if name in line]
     assert not about
@@ -112,7 +112,7 @@ def test_docker_reads_the_compose_files(folder, side, monkeypatch):
         pytest.skip("docker compose is not installed")
     monkeypatch.setenv("CLIENT", "hospital-a")
     command = [docker, "compose", "-f", str(folder / f"compose-{side}.yaml"), "config", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

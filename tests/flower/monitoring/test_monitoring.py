@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -25,7 +26,8 @@ from fedmos.flower.local.local_deployment import free_ports
 from fedmos.flower.monitoring.endpoint import health, metrics_endpoint
 from fedmos.flower.monitoring.exposition import exposition
 from fedmos.flower.monitoring.monitor import Monitor
-from fedmos.flower.monitoring.status import STATUS, ClientStatus, DeploymentStatus
+from fedmos.flower.monitoring.status import STATUS, ClientStatus, DeploymentStatus, is_served
+from fedmos.storage.files import StorageError
 from helpers.flower_runs import EVERYONE, ROUNDS, arguments, assert_same
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\})? (-?[0-9.e+-]+|NaN)')
@@ -78,8 +80,8 @@ def test_a_run_is_visible_while_it_goes_on(deployed):
     made.network.tamper = tamper
 
     def look(record):
-        text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-        with urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as response:
+        text = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
+        with urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as response:
             state = json.load(response)
         seen.append((record, parsed(text), state, shown(str(made.folder / "run"))))
 
@@ -109,7 +111,7 @@ def test_a_run_is_visible_while_it_goes_on(deployed):
     assert code == 0
     assert f"training, 1 of {ROUNDS} rounds" in text
     with pytest.raises(OSError, match="refused"):  # the endpoint ends with the run
-        urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5)
+        urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60)
 
 
 def test_the_report_of_a_run_that_goes_on(deployed):
@@ -149,7 +151,7 @@ def test_a_served_outage_answers_503(caplog):
     monitor.wait("The start", {0}, 1)
     with caplog.at_level(logging.WARNING, "fedmos"), metrics_endpoint(f"127.0.0.1:{port}", monitor):
         with pytest.raises(HTTPError) as caught:
-            urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+            urlopen(f"http://127.0.0.1:{port}/health", timeout=60)
         caught.value.close()
         assert caught.value.code == 503
         with pytest.raises(ValueError, match=f"Cannot serve .*{port}' because Address already in use; use another"):
@@ -189,6 +191,26 @@ def test_a_server_app_that_is_gone(deployed):
     status.state = "finished"
     status.write(made.folder / "run")
     assert shown(str(made.folder / "run"), "--watch")[0] == 0  # ends with the run
+
+
+def test_a_server_app_that_waits_at_the_start_has_the_folder(deployed, monkeypatch):
+    """Its run has not begun. The command shows that it waits, and another server app is refused."""
+    made, seen = deployed(arguments(rounds=1, system=fm.System(quorum=1.0)), wait=10.0), []
+    made.network.nodes[100].online = False
+    listed = made.network.get_nodes
+
+    def get_nodes() -> Any:
+        if not seen:
+            seen.append(is_served(made.folder / "run"))
+            with pytest.raises(StorageError, match="because another run is in it"):
+                made.run()
+        made.network.nodes[100].online = True
+        return listed()
+
+    made.network.get_nodes = get_nodes
+    assert len(made.run().history) == 1
+    assert seen == [True]
+    assert not is_served(made.folder / "run")
 
 
 def test_a_disk_full_at_a_client(deployed, caplog):

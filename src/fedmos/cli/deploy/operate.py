@@ -73,7 +73,11 @@ def start(
     echo(f"Run {run} has started; its folder is {out}. What it does: fedmos deploy status {out}")
     if not wait:
         return
-    subprocess.run(control.follow_command(run), env=control.environment, check=False)
+    try:
+        subprocess.run(control.follow_command(run), env=control.environment, check=False)
+    except KeyboardInterrupt:
+        echo(f"The run goes on at the server. What it does: fedmos deploy status {out}")
+        raise typer.Exit(130) from None
     state = control.state(run)
     if not state.completed:
         raise RuntimeError(f"The run has failed: {state.details}")

@@ -13,7 +13,7 @@ from typing import Any
 from ...core.callback import Callback
 from ...core.formatting import one_line
 from ...core.history import CLIENT_METRICS, METRICS, Record
-from .status import ClientStatus, DeploymentStatus, Waiting, is_served
+from .status import ClientStatus, DeploymentStatus, Waiting
 
 _log = logging.getLogger("fedmos")
 
@@ -34,7 +34,7 @@ class Monitor:
     def __init__(self, names: Sequence[str] = (), run: str = "", folder: Path | None = None) -> None:
         self._status = DeploymentStatus(run, clients=[ClientStatus(name) for name in names])
         self._folder, self._lock, self._written = folder, Lock(), float("-inf")
-        self._owns_folder = False
+        self._began = False
 
     def snapshot(self) -> DeploymentStatus:
         """Return a copy of the status."""
@@ -47,9 +47,9 @@ class Monitor:
             self._status.clients += [ClientStatus(name) for name in names[len(self._status.clients) :]]
 
     def begin(self, rounds: int, done: int) -> None:
-        """Note that the run starts, and that its folder is locked."""
+        """Note that the run starts."""
         with self._lock:
-            self._owns_folder = True
+            self._began = True
             self._status.rounds, self._status.completed, self._status.state = rounds, done, "training"
         self._write()
 
@@ -134,7 +134,7 @@ class Monitor:
         """Note that an outage is over."""
         with self._lock:
             self._status.waiting = None
-            self._status.state = "training" if self._owns_folder else "starting"
+            self._status.state = "training" if self._began else "starting"
         self._write()
 
     def tick(self) -> None:
@@ -163,9 +163,9 @@ class Monitor:
         return self._status.clients[i]
 
     def _write(self) -> None:
-        """Write the status, unless another server app has the folder."""
+        """Write the status."""
         self._written = monotonic()
-        if self._folder is None or not (self._owns_folder or not is_served(self._folder)):
+        if self._folder is None:
             return
         status = self.snapshot()
         status.updated = time()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...storage.files import StorageError
-from ...storage.lock import is_held
+from ...storage.lock import SERVER_LOCK, is_held
 from ...storage.run_folder import STATUS
 
 State = Literal["starting", "training", "waiting", "finished", "stopped", "failed"]
@@ -120,7 +120,7 @@ class DeploymentStatus:
 
 def is_served(folder: Path) -> bool:
     """Return whether a server app has the run folder open."""
-    return is_held(folder / "lock")
+    return is_held(folder / SERVER_LOCK) or is_held(folder / "lock")
 
 
 def _known(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
