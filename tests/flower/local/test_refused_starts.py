@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -258,6 +260,26 @@ class TestStart:
         finally:
             lock.release()
         assert said.startswith(f"Cannot start a run in {tmp_path} because another run writes it")
+
+
+def test_apps_that_run_already(tmp_path):
+    """A second process would remove the app that the first one runs. The lock ends with the process that has it."""
+    from fedmos.flower.local import superexec
+
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom fedmos.flower.local.superexec import hold\n"
+        f"hold(Path({str(tmp_path)!r}))\nprint('held', flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(
+                SystemExit, match=r"Cannot use .* because another process runs apps there; end it first"
+            ):
+                superexec.hold(tmp_path)
+        finally:
+            holder.kill()
+    superexec.hold(tmp_path)
 
 
 class TestKeepApp:

@@ -7,6 +7,7 @@ and on a version of Flower that `flower_patches` does not know, it runs `flower-
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from .programs import load_program
 
 MakeExecutor = Callable[[AppGuard | None], Any]
 _RESTART_PAUSE = 0.05
+_LOCK = "apps.lock"
 _PRELOADED = ("torch._dynamo", "fedmos.config.schema", "fedmos.flower.client", "fedmos.flower.server")
 """Modules that apps need and that take seconds to import; torch.func imports the first when it is first used."""
 
@@ -71,6 +73,8 @@ class Endpoint:
     def serve(self, secret: Path, home: Path, make_executor: MakeExecutor | None = None) -> None:
         """Run the apps of this endpoint; Flower installs them in `home`."""
         home.mkdir(parents=True, exist_ok=True)
+        if self.pin is not None:
+            hold(home)
         (home / PID).write_text(str(os.getpid()), "ascii")
         os.environ["FLWR_HOME"] = str(home)
         self._use_apps(home.absolute(), make_executor)
@@ -91,6 +95,24 @@ class Endpoint:
                 self.pin.preload(guard.installed)
         except (ValueError, RuntimeError, OSError) as error:
             sys.exit(f"fedmos deploy apps: {error}")
+
+
+def hold(home: Path) -> None:
+    """Have a folder of installed apps for this process alone until it ends; exit with a sentence if another one has it.
+
+    The lock is not one of `FolderLock`: the apps that are forked from this process must not hold it.
+    """
+    import fcntl
+
+    file = os.open(home / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            sys.exit(
+                f"fedmos deploy apps: Cannot use {home} because another process runs apps there; end it first, or use "
+                "another 'state'"
+            )
 
 
 def serve_all(
