@@ -83,6 +83,20 @@ def test_a_refused_node_is_asked_again(tmp_path, clock, caplog, learnt):
     assert clock.now < 1600 + 200
 
 
+def test_a_node_whose_app_does_not_run(tmp_path, clock, caplog):
+    """The log says so, if the node's key is known."""
+    names = ["a", "b", "c"]
+    made = with_keys(OwnDeployed(tmp_path, arguments(rounds=1, selection=EVERYONE), federation(3), names))
+    keys = {"b": fingerprint(made.network.nodes[101].key)}
+    made.given["deploy"] = Deploy(clients=names, wait=1.0, poll=0.001, keys=keys)
+    answer, runs = made.network.nodes[101].answer, lambda: clock.now > 1600
+    made.network.nodes[101].answer = lambda message: answer(message) if runs() else None
+    with caplog.at_level(logging.WARNING, "fedmos"):
+        assert len(made.run().history) == 1
+    (waits, *_) = [line for line in caplog.messages if line.startswith("The start waits")]
+    assert waits.endswith(": b (its node is connected, but its app has not answered)")
+
+
 def test_mistakes_are_named(deployed, tmp_path):
     with pytest.raises(ValueError, match="Deploy: 'clients' must be a name for each of 6 clients, got 2"):
         deployed(clients=["a", "b"])

@@ -116,7 +116,11 @@ class NodeRegistry:
         name = self.names[client]
         if client in self._sessions:
             return f"{name} (connected, but it does not reply)"
-        return f"{name} (refused: {self._refusals[client]})" if client in self._refusals else name
+        if client in self._refusals:
+            return f"{name} (refused: {self._refusals[client]})"
+        if any(self.identities.owner(key) == name for key in self._public_keys.values()):
+            return f"{name} (its node is connected, but its app has not answered)"
+        return name
 
     def refresh(self) -> None:
         """Query the grid for connected nodes, identify new ones, and assign nodes to clients."""
