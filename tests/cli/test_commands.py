@@ -104,6 +104,10 @@ BAD = {
         ["--set", "data.partition.classes=11", "--set", "data.partition.size=[11, 20]"],
         "data.partition.classes: must be ≤ the data's 10 classes, got 11",
     ),
+    "data in another case": (["--set", "data.name=Digits"], "(did you mean 'digits'?)"),
+    "all capitals": (["--set", "algorithm.name=FEDMOS"], "(did you mean 'FedMoS'?)"),
+    "data that may be synthetic": (["--set", "data.name=nothing"], "chem97, synthetic, got 'nothing'"),
+    "a search": (["--set", "sweep.trials=3"], "mos.toml: is the configuration of a search; use fedmos sweep"),
     "bad decay": (["--set", "lr_decay={a=0.5}"], "lr_decay: must have rounds for keys, not 'a'"),
 }
 
@@ -135,6 +139,25 @@ def test_errors_reach_the_shell_the_same_way(folder):
         assert done.returncode == 2
         assert sentence in done.stderr
         assert "Traceback" not in done.stderr
+
+
+def test_files_of_other_commands_and_folders_that_hold_a_run_are_named(folder, capsys, monkeypatch):
+    from fedmos.cli import commands as cli
+
+    demo = Path(fm.__file__).parent / "config" / "builtin" / "demo.toml"
+    (folder / "runs" / "old").mkdir(parents=True)
+    (folder / "runs" / "old" / "metrics.jsonl").write_text("{}\n")
+    for arguments, sentence in (
+        (["run", str(demo)], "demo.toml: is the configuration of a comparison; use fedmos compare"),
+        (["compare", "mos.toml"], "mos.toml: is the configuration of a single run; use fedmos run"),
+        (["run", "mos.toml", "--out", "runs/old"], "runs/old because it exists; use --resume or another --out"),
+        (["report", "runs/new"], "Cannot report runs/new because it is no folder"),
+    ):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["fedmos", *arguments])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert sentence in capsys.readouterr().err
 
 
 def test_list_names_everything(folder):

@@ -37,6 +37,7 @@ def test_h_is_help(command):
     ("command", "words"),
     [
         (["run"], "What to run; see docs/configuration.md."),
+        (["sweep"], "A run, and its table `sweep`."),
         (["report"], "Folders of runs, of comparisons, or of both."),
         (["data", "get"], "Which sets, e.g. mnist cifar10."),
         (["deploy", "retire"], "The name of the client."),

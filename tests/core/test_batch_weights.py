@@ -101,6 +101,8 @@ def test_a_loss_without_reduction_is_refused():
 def test_the_number_of_arguments_of_a_batch_loss():
     with pytest.raises(ValueError, match="got 1 values"):
         fm.losses.Batch(lambda outputs: outputs)
+    with pytest.raises(ValueError, match=r"Batch: 'f' must be a function of .outputs, targets, mask., got 3"):
+        fm.losses.Batch(3)
     assert not fm.losses.Batch(lambda outputs, targets: outputs.sum()).masked
     assert fm.losses.Batch(lambda outputs, targets, mask: outputs.sum()).masked
 

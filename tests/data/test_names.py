@@ -37,6 +37,8 @@ def test_names_are_shown(tmp_path):
     data = fm.FederatedData.from_arrays({"north": pair(2), "so<uth": pair(5, 1)})
     assert "clients             2: north (2), so<uth (5)" in str(data.describe())
     data.describe().plot(tmp_path / "split.svg")
+    with pytest.raises(ValueError, match=r"plot: 'path' must end in \.svg, got '.*split\.png'"):
+        data.describe().plot(tmp_path / "split.png")
     assert "client so&lt;uth, class 1: 5" in (tmp_path / "split.svg").read_text()
     many = fm.FederatedData.from_arrays({f"c{i}": pair(1) for i in range(9)})
     assert "9: c0 (1), c1 (1), c2 (1), c3 (1), c4 (1), c5 (1), c6 (1), c7 (1), …" in str(many.describe())

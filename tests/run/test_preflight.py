@@ -52,6 +52,14 @@ BAD_RUNS = {
         "run: 'algorithm' must be a fedmos.Algorithm, got the class FedAvg",
     ),
     "no model": ({"model": "cnn"}, "run: 'model' must be a torch.nn.Module, got str"),
+    "a function for a model": (
+        {"model": fm.models.cnn_digits},
+        "run: 'model' must be a torch.nn.Module, got the function cnn_digits itself; use cnn_digits(…)",
+    ),
+    "no federation": (
+        {"data": [([1.0], [0])]},
+        "got list; use dataset.partition(...) or fm.FederatedData.from_arrays(...)",
+    ),
     "nothing to train": ({"model": nn.Flatten()}, "it has no trainable parameters"),
     "wrong input": ({"model": nn.Linear(3, 10)}, "Cannot run the model on samples of shape (1, 8, 8)"),
     "too few outputs": (

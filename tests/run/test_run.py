@@ -84,6 +84,13 @@ def test_a_target_ends_the_run_and_is_counted_from_one(quick):
     assert result.history[when - 1].accuracy >= 0.5 > max([0, *[r.accuracy for r in result.history][:-1]])
     assert result.bytes_to("accuracy", 0.5) == sum(r.bytes_down + r.bytes_up for r in result.history)
     assert result.rounds_to("accuracy", 1.1) is None
+    with pytest.raises(ValueError, match="bytes_to: 'target' must be a number"):
+        result.bytes_to("accuracy", "0.5")
+    with pytest.raises(ValueError, match="rounds_to: 'metric' must be one of train_loss"):
+        result.rounds_to("acc", 0.5)
+    for unknown in (len(result.last), -1, "a"):
+        with pytest.raises(ValueError, match=f"client_state: 'i' must be a client from 0 to .*, got {unknown!r}"):
+            result.client_state(unknown)
     assert result.bytes_to("accuracy", 1.1) is None
     loss = result.history[1].train_loss
     assert result.rounds_to("train_loss", max(loss, result.history[0].train_loss)) == 1  # losses count downwards

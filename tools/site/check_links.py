@@ -38,7 +38,7 @@ class Links(HTMLParser):
 def problems(site: Path) -> list[str]:
     """Return a line for each link without a target and each file loaded from elsewhere."""
     pages = {path.resolve(): Links(path.read_text("utf-8")) for path in sorted(site.rglob("*.html"))}
-    found = []
+    found = [] if pages else [f"{site} has no pages"]
     for path, page in pages.items():
         name = path.relative_to(site.resolve())
         found += [f"{name} loads {url}" for url in page.loaded if urlsplit(url).scheme in ("http", "https")]

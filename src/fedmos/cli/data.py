@@ -163,6 +163,8 @@ def show(
     dataset = datasets.load(name, root)
     if scheme is None:
         scheme = registry.partitions()["IID" if dataset.owner is None else "Natural"]()
+    if clients is None and not hasattr(scheme, "sets_clients"):
+        raise ValueError(f"data show: '--clients' must be given for the partition {type(scheme).__name__}")
     described = dataset.partition(scheme, clients, seed, holdout).describe()
     console.print(str(described), highlight=False, markup=False, soft_wrap=True)
     if out is not None:

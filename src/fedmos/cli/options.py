@@ -9,7 +9,9 @@ import typer
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a field, e.g. --set algorithm.lr=0.05. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a field of the configuration, e.g. --set rounds=50. Repeatable."
+    ),
 ]
 On = Annotated[
     str | None,

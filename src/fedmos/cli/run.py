@@ -41,6 +41,7 @@ def run(
     A configuration that names classes of your own (mine.py:Name) runs their code.
     """
     from ..config.schema import RunConfig, load
+    from ..storage import RunFolder
 
     settings = load(RunConfig, configuration, set_ or [])
     named = Path("runs") / configuration.stem
@@ -48,6 +49,8 @@ def run(
     if restarted and not (out or settings.out):
         raise ValueError("Cannot restart the run because it has no folder of its own; use --out with torchrun")
     folder = out or (Path(settings.out) if settings.out else latest_folder(named) if resume else free_folder(named))
+    if not (resume or restarted) and RunFolder(folder).started:
+        raise FileExistsError(f"Cannot write the run to {folder} because it exists; use --resume or another --out")
     anew = command_line("run", configuration, "--resume", overrides=set_ or [], out=folder)
     train(settings, folder, resume or restarted, anew, quiet)
 
@@ -77,7 +80,7 @@ def resume(
 
 
 def sweep(
-    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="A run, and a table [sweep].")],
+    configuration: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="A run, and its table `sweep`.")],
     set_: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the search (default: runs/NAME, numbered).")] = None,
     on: On = None,

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import model_validator
 
 from ..core.formatting import format_value, one_line
+from ..core.validation import suggest
 from ..data import Augment, Dataset, FederatedData, Normalize, datasets
 from ..data.catalog import CATALOG
 from ..data.natural import NATURAL
@@ -118,6 +119,10 @@ class DataConfig(Strict):
             return None
         if is_own(self.name):
             return self._declared(self._call_own({}))
+        known = [*datasets.names(), "synthetic"]
+        if self.name not in known:
+            hint = suggest(self.name, known)
+            raise ConfigError(f"data.name: must be one of {', '.join(known)}, got {format_value(self.name)}{hint}")
         with error_location("data"):
             return self._declared(datasets.load(self.name, self.root))
 

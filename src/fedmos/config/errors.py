@@ -25,7 +25,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be used. The message is one sentence on one line."""
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(one_line(sentence))
+        super().__init__(one_line(sentence, 1000))
 
 
 class InvalidValue(ValueError):

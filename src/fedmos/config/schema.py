@@ -55,8 +55,20 @@ def load(kind: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     table = read_table(path)
     for text in overrides:
         apply_override(table, text)
+    where = one_line(str(path), 100)
+    if (other := _other_command(kind, table)) is not None:
+        raise ConfigError(f"{where}: is the configuration of {other}")
     table = with_absolute_paths(table, Path(path).absolute().parent)
-    return parse(kind, table, one_line(str(path), 100))
+    return parse(kind, table, where)
+
+
+def _other_command(kind: type[BaseModel], table: Mapping[str, Any]) -> str | None:
+    """What a file of another command configures, and the command."""
+    if kind is CompareConfig:
+        return "a single run; use fedmos run" if "algorithm" in table and "methods" not in table else None
+    if "methods" in table and "algorithm" not in table:
+        return "a comparison; use fedmos compare"
+    return "a search; use fedmos sweep" if kind is RunConfig and "sweep" in table else None
 
 
 def parse(kind: type[C], table: Mapping[str, Any], where: str = "configuration") -> C:

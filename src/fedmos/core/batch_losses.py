@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .formatting import format_value
+
 
 class Batch:
     """A loss of the whole batch, e.g. a partial likelihood, a ranking loss or a contrastive loss.
@@ -39,6 +41,8 @@ class Batch:
     """
 
     def __init__(self, f: Callable[..., Tensor]) -> None:
+        if isinstance(f, type) or not callable(f):
+            raise ValueError(f"Batch: 'f' must be a function of (outputs, targets, mask), got {format_value(f)}")
         count = _positional_arguments(f)
         if count not in (2, 3):
             raise ValueError(f"Batch: 'f' must take (outputs, targets) or (outputs, targets, mask), got {count} values")

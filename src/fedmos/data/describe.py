@@ -109,8 +109,10 @@ class Description:
             most: Maximum number of clients in the chart; of more, evenly spaced ones are drawn.
 
         Raises:
-            ValueError: If targets are not class numbers.
+            ValueError: If targets are not class numbers, or the name does not end in .svg.
         """
+        if Path(path).suffix.lower() != ".svg":
+            raise ValueError(f"plot: 'path' must end in .svg, got {os.fspath(path)!r}")
         if self.labels is None:
             raise ValueError("Cannot plot the split because its targets are not class numbers")
         drawn = np.unique(np.linspace(0, self.clients - 1, min(most, self.clients)).astype(np.int64))

@@ -65,7 +65,8 @@ def is_complete(folder: Path) -> bool:
         return (folder / "table.json").exists()
     if (folder / "checkpoints").is_dir():
         return not is_running(folder)
-    raise FileNotFoundError(f"Cannot watch {folder} because it is the folder of neither a run nor a comparison")
+    what = "is the folder of neither a run nor a comparison" if folder.is_dir() else "is no folder"
+    raise FileNotFoundError(f"Cannot watch {folder} because it {what}")
 
 
 def read_history(folder: Path) -> History:

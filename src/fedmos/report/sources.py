@@ -27,7 +27,8 @@ def read_source(folder: Path, label: str | None = None) -> ReportSource:
         return read_python_comparison(folder, text) if started_from_python(text) else _comparison(folder)
     if (folder / "checkpoints").is_dir():
         return _run(folder, label)
-    raise FileNotFoundError(f"Cannot report {folder} because it is the folder of neither a run nor a comparison")
+    what = "is the folder of neither a run nor a comparison" if folder.is_dir() else "is no folder"
+    raise FileNotFoundError(f"Cannot report {folder} because it {what}")
 
 
 def _comparison(folder: Path) -> ReportSource:

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from types import FunctionType
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from ..core.formatting import format_value
@@ -18,13 +19,17 @@ Resume = Literal["same", "may change", "not recorded"]
 """How a resumed run treats an option: it must equal the recorded value, is recorded only, or is not recorded."""
 
 
+@dataclass(frozen=True)
 class TypeRule(Rule):
     """A rule about the type of a value. Its error names the type instead of printing the value."""
 
+    use: str = ""
+    """What to use instead of a value of another type, for its error."""
 
-def instance_of(kind: type, text: str) -> TypeRule:
-    """Accept instances of `kind`; `text` describes them in errors."""
-    return TypeRule(text, lambda v: isinstance(v, kind))
+
+def instance_of(kind: type, text: str, use: str = "") -> TypeRule:
+    """Accept instances of `kind`; `text` describes them in errors, `use` what makes one."""
+    return TypeRule(text, lambda v: isinstance(v, kind), use=use)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +71,11 @@ class Option:
 def _got(rule: Rule, value: Any) -> str:
     if isinstance(value, type) and (isinstance(rule, TypeRule) or value.__module__.split(".")[0] != "torch"):
         return f"the class {value.__name__} itself; use {value.__name__}(…)"
-    return type(value).__name__ if isinstance(rule, TypeRule) else format_value(value)
+    if not isinstance(rule, TypeRule):
+        return format_value(value)
+    if isinstance(value, FunctionType):
+        return f"the function {value.__name__} itself; use {value.__name__}(…)"
+    return type(value).__name__ + (f"; use {rule.use}" if rule.use else "")
 
 
 def option(doc: str, rule: Rule | None = None, *, default: Any = MISSING, kw_only: bool = True, **metadata: Any) -> Any:

@@ -110,7 +110,9 @@ class RunSpec:
     )
     data: FederatedData = option(
         "The federation, from `fm.datasets.load(...).partition(...)` or `FederatedData.from_arrays`.",
-        instance_of(FederatedData, "a fedmos.FederatedData"),
+        instance_of(
+            FederatedData, "a fedmos.FederatedData", "dataset.partition(...) or fm.FederatedData.from_arrays(...)"
+        ),
         kw_only=False,
         resume="not recorded",  # RunInfo holds its fingerprint
     )

@@ -66,6 +66,12 @@ class RunFolder(os.PathLike[str]):
     def __fspath__(self) -> str:
         return str(self.path)
 
+    @property
+    def started(self) -> bool:
+        """Whether the folder contains a run that has begun."""
+        metrics = self.path / "metrics.jsonl"
+        return self.checkpoints.exist() or (metrics.exists() and metrics.stat().st_size > 0)
+
     def acquire(self) -> None:
         """Create and lock the folder, and remove what a killed run has left.
 
@@ -90,9 +96,7 @@ class RunFolder(os.PathLike[str]):
             FileExistsError: if the folder contains a run and `resume` is false.
             ValueError: if no checkpoint is intact.
         """
-        metrics = self.path / "metrics.jsonl"
-        started = self.checkpoints.exist() or (metrics.exists() and metrics.stat().st_size > 0)
-        if started and not resume:
+        if self.started and not resume:
             raise FileExistsError(
                 f"Cannot write the run to {self.path} because it exists; use resume=True or a new folder"
             )

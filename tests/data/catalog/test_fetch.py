@@ -150,7 +150,7 @@ def test_show_divides_and_draws(tmp_path):
         (["show", "digits", "--partition", "ByClas"], "(did you mean 'ByClass'?)"),
         (["show", "digits", "--partition", "ByClass", "--set", "clases=2"], "(did you mean 'classes'?)"),
         (["show", "digits", "--set", "classes=2"], "'--set' needs '--partition'"),
-        (["show", "digits"], "'clients' must be an integer ≥ 1, got None"),
+        (["show", "digits"], "data show: '--clients' must be given for the partition IID"),
     ],
 )
 def test_errors_are_one_sentence(arguments, sentence, monkeypatch, capsys):
