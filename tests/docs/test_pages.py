@@ -1,11 +1,13 @@
 """Pages link to what exists, are in the site's navigation, and name modules and functions that exist."""
 
+import inspect
 import json
 import re
 
 import pytest
 import yaml
 
+import fedmos as fm
 from helpers.documents import ROOT, pages
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -69,6 +71,16 @@ def test_every_page_of_docs_is_in_the_navigation():
     there = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     there |= {path.relative_to(ROOT / "docs").as_posix()[:-6] + ".md" for path in (ROOT / "docs").rglob("*.ipynb")}
     assert {page for page in listed if not page.startswith("reference/")} == there
+
+
+def test_every_option_of_a_run_has_its_default_and_an_example_on_its_page():
+    text = (ROOT / "docs/running.md").read_text("utf-8")
+    rows = {row[0]: row[1:] for row in re.findall(r"^\| `(\w+)` \| `?(.*?)`? \| (`.+?) \| .+ \|$", text, re.M)}
+    options = inspect.signature(fm.run).parameters
+    assert sorted(rows) == sorted(options)
+    for name, (default, _) in rows.items():
+        expected = options[name].default
+        assert default == ("required" if expected is inspect.Parameter.empty else repr(expected)), name
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/engine.md"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -16,7 +17,8 @@ def command_pages() -> dict[str, str]:
     root: Any = typer.main.get_command(app)
     lines = ["# Command line", "", "`fedmos COMMAND --help` prints the same on a terminal.", ""]
     for command, path in _commands(root, "fedmos"):
-        lines += [f"## {path}", "", (command.help or command.short_help or "").replace("\b", "").strip(), ""]
+        text = (command.help or command.short_help or "").replace("\b", "").strip()
+        lines += [f"## {path}", "", _with_links(text), ""]
         lines += _parameters(command)
     return {"reference/command-line.md": "\n".join(lines) + "\n"}
 
@@ -37,7 +39,7 @@ def _parameters(command: Any) -> list[str]:
     rows = [_row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)]
     if not rows:
         return []
-    return ["| argument or option | meaning |", "|---|---|", *rows, ""]
+    return ["| argument or option | meaning | default |", "|---|---|---|", *rows, ""]
 
 
 def _row(parameter: Any, context: Any) -> str:
@@ -45,5 +47,18 @@ def _row(parameter: Any, context: Any) -> str:
         spelled = parameter.make_metavar(context)
     else:
         spelled = ", ".join([*parameter.opts, *parameter.secondary_opts])
-    text = (getattr(parameter, "help", None) or "").replace("|", r"\|").replace("\n", " ")
-    return f"| `{spelled}` | {text} |"
+        spelled += "" if parameter.is_flag else f" {parameter.make_metavar(context).removesuffix(' RANGE')}"
+    text = _with_links((getattr(parameter, "help", None) or "").replace("\n", " "))
+    cells = [cell.replace("|", r"\|") for cell in (f"`{spelled}`", text, _default(parameter))]
+    return f"| {' | '.join(cells)} |"
+
+
+def _with_links(text: str) -> str:
+    return re.sub(r"docs/([\w/-]+\.md)", r"[docs/\1](../\1)", text)
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    plain = parameter.default is not None and not callable(parameter.default)
+    return f"`{parameter.default}`" if plain and not getattr(parameter, "is_flag", False) else ""
