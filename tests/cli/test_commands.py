@@ -107,6 +107,10 @@ BAD = {
     "data in another case": (["--set", "data.name=Digits"], "(did you mean 'digits'?)"),
     "all capitals": (["--set", "algorithm.name=FEDMOS"], "(did you mean 'FedMoS'?)"),
     "data that may be synthetic": (["--set", "data.name=nothing"], "chem97, synthetic, got 'nothing'"),
+    "clients without test samples": (
+        ["--set", "evaluate_clients=2"],
+        "Error: Cannot evaluate the clients because they have no test samples of their own",
+    ),
     "a search": (["--set", "sweep.trials=3"], "mos.toml: is the configuration of a search; use fedmos sweep"),
     "bad decay": (["--set", "lr_decay={a=0.5}"], "lr_decay: must have rounds for keys, not 'a'"),
 }

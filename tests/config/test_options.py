@@ -47,6 +47,7 @@ def test_only_options_that_differ_from_python_are_declared():
         ("local_steps", 0, "local_steps: must be an integer ≥ 1, got 0"),
         ("local_steps", 10**7, "local_steps: must be ≤ 1,000,000, got 10000000"),
         ("clip", -1, "clip: must be > 0, got -1"),
+        ("personal", "head.*", "personal: must be a list of 1 to 1,000 entries, got 'head.*'"),
         ("precision", "bf15", "precision: must be one of 'tf32', 'bf16', got 'bf15' (did you mean 'bf16'?)"),
         (
             "checkpoint_every",

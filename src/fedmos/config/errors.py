@@ -53,7 +53,7 @@ def error_location(where: str) -> Iterator[None]:
         about = _ABOUT_FIELD.fullmatch(text)
         if about is not None:
             where, text = ".".join(filter(None, (where, about[1]))), about[2]
-        raise ConfigError(f"{where}: {text}") from error
+        raise ConfigError(f"{where}: {text}" if where else text) from error
 
 
 def describe_errors(kind: type[BaseModel], table: Any, errors: list[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Tag
@@ -84,7 +85,7 @@ class PersonalConfig(Strict):
 
 PersonalTable = Annotated[
     Annotated[list[Name], non_empty_list, Tag("list")] | Annotated[PersonalConfig, Tag("table")],
-    Discriminator(lambda v: "list" if isinstance(v, list | tuple) else "table"),
+    Discriminator(lambda v: "table" if isinstance(v, Mapping | PersonalConfig) else "list"),
 ]
 """Patterns of names, or a table."""
 

@@ -221,6 +221,6 @@ def _check_tests(data: FederatedData, who: str) -> None:
     if data.tests is None:
         raise ValueError(
             f"Cannot evaluate the {who} because they have no test samples of their own; use "
-            "partition(..., holdout=0.2), data.hold_out(0.2) or from_arrays(..., tests=[(x, y), ...]), or leave "
-            "'evaluate_clients' out"
+            "partition(..., holdout=0.2), in a configuration data.holdout, or data.hold_out(0.2) or from_arrays(..., "
+            "tests=[(x, y), ...]), or leave 'evaluate_clients' out"
         )
