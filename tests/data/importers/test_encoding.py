@@ -72,6 +72,16 @@ def test_identifiers_with_gaps_are_not_rounded(kind, tmp_path):
         load(frame, missing="mean")
 
 
+@every_frame
+def test_a_mean_of_integers_that_is_none_fills_their_gaps(kind, tmp_path):
+    columns = {"site": list("aabb"), "age": [1, 2, None, 4], "label": [0, 1, 0, 1]}
+    data = load(table(kind, tmp_path, **columns), missing="mean")
+    assert data.x.dtype == torch.float32
+    assert data.x[:, 0].tolist() == pytest.approx([1, 2, 7 / 3, 4])
+    with pytest.raises(ValueError, match=r"column 'age' must hold integers of 64 bits, got 2\.33"):
+        load(table(kind, tmp_path, **columns), missing="mean", dtype="int64")
+
+
 def test_integers_up_to_2_24_go_with_real_numbers():
     frame = pd.DataFrame({"site": list("ab"), "n": [2**24, -(2**24)], "h": [0.5, 1.5], "label": [0, 1]})
     assert load(frame).x.tolist() == [[2**24, 0.5], [-(2**24), 1.5]]

@@ -46,7 +46,8 @@ class NumberColumn:
             whole = numbers.integer and float(self.fill).is_integer()
             values = values if whole else values.astype(np.float64)
             values = np.where(numbers.missing, int(self.fill) if whole else self.fill, values)
-        return _exactly(caller, self.name, values, numbers.integer, dtype)[:, None]
+        integers = ~numbers.missing if numbers.integer else np.zeros(len(values), bool)
+        return _exactly(caller, self.name, values, integers, dtype)[:, None]
 
 
 @dataclass(frozen=True)
@@ -189,16 +190,16 @@ def read_numbers(caller: str, name: Hashable, column: np.ndarray) -> Numbers:
     return Numbers(values, missing, integer, truth)
 
 
-def _exactly(caller: str, name: Hashable, values: np.ndarray, integer: bool, dtype: str) -> np.ndarray:
-    """Return numbers in `dtype`. Raises ValueError if it has no such number, or would round an integer."""
+def _exactly(caller: str, name: Hashable, values: np.ndarray, integers: np.ndarray, dtype: str) -> np.ndarray:
+    """Return numbers in `dtype`. Raises ValueError if it has no such number, or would round one of the `integers`."""
     with np.errstate(over="ignore", invalid="ignore"):
         found: np.ndarray = values.astype(_DTYPES[dtype])
         back = found.astype(values.dtype)
     if not np.isfinite(found).all():
         worst = values[~np.isfinite(found)][0]
         raise ValueError(f"{caller}: column '{name}' must hold finite numbers of {dtype}, got {worst}")
-    changed = np.flatnonzero(back != values) if integer or dtype == "int64" else np.empty(0)
-    if not len(changed) and integer and dtype == "int64" and values.dtype.kind == "f":
+    changed = np.flatnonzero((back != values) & (integers | (dtype == "int64")))
+    if not len(changed) and integers.any() and dtype == "int64" and values.dtype.kind == "f":
         changed = np.flatnonzero(np.abs(values) > 2**53)  # already rounded
     if len(changed):
         got = values[changed[0]]
