@@ -141,6 +141,8 @@ def test_categories_and_missing_values_are_encoded_alike_for_all_clients(kind, t
     ]
     new = table(kind, tmp_path, weight=[None, 60.5], age=[None, 20], sex=["f", None], other=["x", "y"])
     assert data.encoding.transform(new).tolist() == [[1, 0, 0, 42, 76], [0, 0, 1, 20, 60.5]]
+    one = pd.DataFrame({"weight": [60.5], "age": [None], "sex": [None]})
+    assert data.encoding.transform(one).tolist() == [[0, 0, 1, 42, 60.5]]
 
 
 @every_frame

@@ -171,7 +171,7 @@ def read_numbers(caller: str, name: Hashable, column: np.ndarray) -> Numbers:
     """Return the numbers of a column. Raises ValueError if it has other values or infinities."""
     missing = missing_in(column)
     present = column[~missing]
-    if column.dtype == object and len(present) and all(isinstance(v, int | float | np.number) for v in present):
+    if column.dtype == object and all(isinstance(v, int | float | np.number) for v in present):
         present = np.array(present.tolist())
     if column.ndim != 1 or present.dtype.kind not in "biuf":
         inputs = "inputs" if caller == "from_csv" else "input_columns"
