@@ -72,6 +72,12 @@ BAD_RUNS = {
     ),
     "negative label": (classified([0, -1]), "training labels must be ≥ 0, got -1"),
     "real labels": (classified([0.5, 1.0]), "the targets are not class numbers; use loss='mse'"),
+    "class numbers as reals": (classified([0.0, 1.0]), "use loss='mse', or y.long() where they number classes"),
+    "one-hot labels": (
+        classified([[1, 0], [0, 1]], classes=2),
+        "need one more axis, of classes; use y.argmax(-1) in place of one-hot targets",
+    ),
+    "labels in a column": (classified([[0], [1]]), "of classes; use y.squeeze(-1)"),
     "shapes for mse": (classified([0.5, 1.0]) | {"loss": "mse"}, "for 'mse' they must agree"),
     "a sum for a loss": (
         {"loss": lambda o, t: nn.functional.cross_entropy(o, t, reduction="sum")},

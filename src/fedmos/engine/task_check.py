@@ -180,13 +180,27 @@ def _check_finite(task: Task) -> None:
                 )
 
 
+def _as_classes(outputs: Tensor, targets: Tensor) -> str:
+    """How targets that hold classes in another form become class numbers; "" if they are none."""
+    if targets.shape == outputs.shape and targets.ndim > 1 and bool((targets.sort(-1).values[..., :-1] == 0).all()):
+        return "y.argmax(-1) in place of one-hot targets"
+    whole = not targets.is_floating_point() or bool((targets % 1 == 0).all())
+    if whole and targets.ndim == outputs.ndim > 1 and targets.shape[-1] == 1:
+        return "y.squeeze(-1)" + (".long()" if targets.is_floating_point() else "")
+    return "y.long() where they number classes" if whole and targets.is_floating_point() else ""
+
+
 def _check_labels(task: Task, outputs: Tensor, targets: Tensor) -> None:
     if targets.is_floating_point():
-        raise ValueError("Cannot use cross_entropy because the targets are not class numbers; use loss='mse'")
+        use = _as_classes(outputs, targets)
+        raise ValueError(
+            f"Cannot use cross_entropy because the targets are not class numbers; use loss='mse'{use and ', or ' + use}"
+        )
     if outputs.ndim != targets.ndim + 1:
+        use = _as_classes(outputs, targets)
         raise ValueError(
             f"Cannot train the model because its output has shape {tuple(outputs.shape)} where labels of shape "
-            f"{tuple(targets.shape)} need one more axis, of classes"
+            f"{tuple(targets.shape)} need one more axis, of classes{use and '; use ' + use}"
         )
     if (hint := classes_hint(outputs, targets)) is not None:
         raise ValueError(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import fedmos as fm
 from fedmos import FederatedData
@@ -75,6 +75,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("datasets", "sentence"),
     [
+        ([DataLoader([1])], "__getitem__ and __len__, got DataLoader; use its .dataset"),
         ([Stream()], "client 0 must be a map-style data set with __getitem__ and __len__, got Stream"),
         (Items([(1, 2)]), "'datasets' must be a list with a data set per client, got Items"),
         ({"north": Items([])}, "client 'north' must have at least one sample, got none"),

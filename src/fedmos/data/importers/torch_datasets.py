@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data import Dataset as TorchDataset
-from torch.utils.data import IterableDataset
 
 from ...core.formatting import format_value, one_line
 from ..arrays import plain
@@ -47,7 +47,7 @@ def samples_of(dataset: Any, owner: str, target: str | None) -> tuple[Any, Any]:
         ValueError: If the data set is not map-style, or an item is not a pair (x, y) or a dictionary with a target.
     """
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        got = type(dataset).__name__
+        got = type(dataset).__name__ + ("; use its .dataset" if isinstance(dataset, DataLoader) else "")
         raise ValueError(f"{_CALLER}: {owner} must be a map-style data set with __getitem__ and __len__, got {got}")
     if not len(dataset):
         raise ValueError(f"{_CALLER}: {owner} must have at least one sample, got none")
