@@ -52,7 +52,7 @@ _modules = {
     "tracking": _tracking,
 }
 for _name, _module in _modules.items():
-    sys.modules[f"{__name__}.{_name}"] = _module
+    sys.modules[f"{__name__}.{_name}"] = globals()[_name] = _module
 
 __all__ = [
     *_algorithms,

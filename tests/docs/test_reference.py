@@ -33,3 +33,11 @@ def test_the_reference_of_run_has_every_option(package):
 
 def test_pages_named_in_docstrings_are_links(package):
     assert "[docs/personal.md](../personal.html)" in package["run.api.run"].docstring.value
+
+
+def test_public_modules_are_attributes_of_the_package():
+    import fedmos.diagnostics
+    import fedmos.tracking
+
+    assert fm.tracking.Tracker is fedmos.tracking.Tracker
+    assert "drift" in " ".join(fedmos.diagnostics.MEASURES)

@@ -23,6 +23,20 @@ def test_closed_forms_agree_with_draws(selector):
     assert torch.allclose(drawn.var(0), exact.variance, rtol=0.15, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("selector", "p", "sentence"),
+    [
+        (fm.Uniform(m=5), P, "Uniform: 'm' must be ≤ the number of clients (4), got 5"),
+        (fm.Uniform(m=1), [0.5, 0.6], "sampling_variance: 'p' must be numbers ≥ 0 with sum one"),
+        (fm.MD(m=1), [1.5, -0.5], "sampling_variance: 'p' must be numbers ≥ 0 with sum one"),
+    ],
+)
+def test_impossible_samplings_are_refused(selector, p, sentence):
+    with pytest.raises(ValueError) as caught:
+        fm.analysis.sampling_variance(selector, p)
+    assert sentence in str(caught.value)
+
+
 @pytest.mark.extended
 def test_without_a_closed_form_weights_are_drawn():
     sampling = fm.analysis.sampling_variance(fm.PowerOfChoice(m=1, d=4), P, losses=torch.tensor([1.0, 4.0, 2.0, 3.0]))

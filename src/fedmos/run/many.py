@@ -51,7 +51,7 @@ def run_many(runs: Iterable[Mapping[str, Any]], **shared: Any) -> list[Result]:
         >>> [len(result.history) for result in results]
         [2, 2]
     """
-    runs = [] if isinstance(runs, Mapping | str) else list(runs)
+    runs = [] if isinstance(runs, Mapping | str) or not isinstance(runs, Iterable) else list(runs)
     if not runs or not all(isinstance(given, Mapping) for given in runs):
         raise ValueError("run_many: 'runs' must be a list of mappings of fm.run's arguments, and not empty")
     join()

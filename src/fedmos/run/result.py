@@ -23,7 +23,7 @@ from ..core.module_copy import copied
 from ..core.module_kind import plain_module
 from ..core.personal_parameters import recorded_names
 from ..core.statistics_layout import STATISTICS
-from ..core.validation import number, require, whole_number
+from ..core.validation import number, require
 from ..data.normalize import Normalize
 from ..engine.personal_models import with_statistics
 from ..engine.snapshot import BestModel
