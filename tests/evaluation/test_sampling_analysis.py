@@ -37,6 +37,10 @@ def test_impossible_samplings_are_refused(selector, p, sentence):
     assert sentence in str(caught.value)
 
 
+def test_importances_in_single_precision_are_accepted():
+    assert fm.analysis.draw_weights(fm.MD(m=2), P.float(), None, None, draws=3).sum(1).tolist() == [1, 1, 1]
+
+
 @pytest.mark.extended
 def test_without_a_closed_form_weights_are_drawn():
     sampling = fm.analysis.sampling_variance(fm.PowerOfChoice(m=1, d=4), P, losses=torch.tensor([1.0, 4.0, 2.0, 3.0]))

@@ -90,7 +90,7 @@ def _checks(obj: Any, findings: Findings, local_steps: int | None) -> list[Check
     kinds = "an algorithm, a selector, a local optimiser, a codec or an aggregation rule"
     if isinstance(obj, type):
         raise ValueError(f"check: 'obj' must be {kinds}, got the class {obj.__name__}; use {obj.__name__}(...)")
-    got = type(obj).__name__ if " object at 0x" in format_value(obj) else format_value(obj)
+    got = type(obj).__name__ if " at 0x" in format_value(obj) else format_value(obj)
     raise ValueError(f"check: 'obj' must be {kinds}, got {got}")
 
 
