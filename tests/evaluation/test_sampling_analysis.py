@@ -27,8 +27,8 @@ def test_closed_forms_agree_with_draws(selector):
     ("selector", "p", "sentence"),
     [
         (fm.Uniform(m=5), P, "Uniform: 'm' must be ≤ the number of clients (4), got 5"),
-        (fm.Uniform(m=1), [0.5, 0.6], "sampling_variance: 'p' must be numbers ≥ 0 with sum one"),
-        (fm.MD(m=1), [1.5, -0.5], "sampling_variance: 'p' must be numbers ≥ 0 with sum one"),
+        (fm.Uniform(m=1), [0.5, 0.6], "sampling_variance: 'p' must have the sum one, got 1.1"),
+        (fm.MD(m=1), [1.5, -0.5], "sampling_variance: 'p' must hold a number ≥ 0 for each client"),
     ],
 )
 def test_impossible_samplings_are_refused(selector, p, sentence):
