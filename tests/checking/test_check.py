@@ -224,6 +224,33 @@ class OtherDtypes(Mistake):
         return {"delta": (y - c.x).float(), "mask": y > c.x}, {"rounds": (c.own["rounds"] + 1).long()}
 
 
+class CountsSteps(Mistake):
+    """A number that no sum contains: a selector may ask for it."""
+
+    up = ("delta", ("steps", ()))
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x, "steps": c.K}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySteps(First):
+    reports = ("steps", "loss")
+
+    def thin(self, view, reports):
+        return view.cohort[:2], view.weights[:2] * (1 + 0 * reports["steps"][:2])
+
+
+class MisspeltReport(First):
+    reports = ("lose",)
+
+
+def test_a_selector_may_ask_for_a_number_of_an_algorithm():
+    assert fm.check(CountsSteps()) == fm.check(BySteps()) == []
+    (found,) = fm.check(MisspeltReport())
+    assert found.endswith("got 'lose' (did you mean 'loss'?)")
+
+
 def test_other_dtypes_are_no_mistake():
     assert fm.check(OtherDtypes()) == []
 

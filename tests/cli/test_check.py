@@ -29,6 +29,10 @@ class Careless(FedSAM):
 class Broken(FedSAM):
     def server(self, x, state, agg, ctx):
         return x + agg["B"], {}
+
+
+class Duck(FedSAM):  # the name of an emoji
+    pass
 """
 
 
@@ -39,7 +43,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("mine.py:FedSAM", "lr=0.1", "rho=0.01"), ("FedAvg", "lr=0.1"), ("Quantize", "bits=4")], ids=str
+    "arguments", [("mine.py:Duck", "lr=0.1", "rho=0.01"), ("FedAvg", "lr=0.1"), ("Quantize", "bits=4")], ids=str
 )
 def test_a_class_without_mistakes(folder, arguments):
     result = command_line("check", *arguments, cwd=folder)

@@ -244,7 +244,13 @@ class LostOwn(Mistake):
         return {"delta": y - c.x}, {}
 
 
+class NoSamples(Mistake):
+    def begin(self, y, c, grad):
+        return {"d": grad.batch(y, 0)}
+
+
 REFUSED = {
+    NoSamples: "NoSamples: 'b' must be an integer ≥ 1, got 0",
     LostState: "LostState: 'server' must return 'v' because assigning state['v'] changes nothing",
     LostOwn: "LostOwn: 'finish' must return 'h' because assigning c.own['h'] changes nothing",
     OneTensor: "OneTensor: 'step' must return a tensor and a dictionary of tensors, got a tensor of shape",
@@ -434,7 +440,28 @@ class MisspeltDeclaration(Mistake):
     server_sate = ("v",)
 
 
+class MisspeltShortName(Mistake):
+    upp = ("delta",)
+
+
+class UnusedUpload(Mistake):
+    up = ("delta", "y")
+
+    def finish(self, y, s, c, grad):
+        return {"delta": y - c.x, "y": y}, {}
+
+
+class UnusedPreparation(Mistake):
+    prepare_up = (("n", ()),)
+
+    def prepare(self, c, grad):
+        return {"n": c.K}
+
+
 FOUND = {
+    MisspeltShortName: "MisspeltShortName: 'upp' has no meaning to fedmos and is ignored (did you mean 'up'?)",
+    UnusedUpload: "UnusedUpload: 'reduce' must name the upload 'y' because nothing else uses it; add a sum",
+    UnusedPreparation: "UnusedPreparation: 'prepare_reduce' must name the upload 'n' because nothing else uses it",
     CohortPersonal: "CohortPersonal: 'personal' must return for a client in a cohort what it returns for the client alone",
     PersonalNoise: "PersonalNoise: 'personal' must not draw from PyTorch's global generator",
     Branching: "Branching: 'direction' must not read the value of a tensor, by `if`, int(), float() or .item()",

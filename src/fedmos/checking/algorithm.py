@@ -66,6 +66,7 @@ class AlgorithmChecks:
             ("the same run again, resumed", self._compare_resumed),
             ("merged runs", self._compare_merged),
             ("coded uploads", self._compare_coded),
+            ("uploads that no sum contains", self._check_unused),
         ]
 
     def _spec(self, algorithm: Algorithm | None = None, **changes: Any) -> RunSpec:
@@ -226,6 +227,24 @@ class AlgorithmChecks:
             "reduce each client's row only, with dim=-1, keepdim=True",
             reference=loop,
         )
+
+    def _check_unused(self) -> None:
+        """Find uploads that nothing reads. Numbers may be reports of a selector."""
+        if self.local is not None or len(self.findings):
+            return
+        algorithm = self.algorithm
+        vectors = [field for field in algorithm.up if isinstance(field, str) or field[1] != ()]
+        for field, uploads, reduce in (
+            ("reduce", names_of(vectors), algorithm.reduce),
+            ("prepare_reduce", names_of(algorithm.prepare_up), algorithm.prepare_reduce),
+        ):
+            used = {upload for upload, _ in reduce.values()}
+            for name in (name for name in uploads if name not in used):
+                up = field.replace("reduce", "up")
+                self.findings.add(
+                    f"{self._owner}: '{field}' must name the upload '{name}' because nothing else uses it; add a sum, "
+                    f"e.g. {{'{name}': ('{name}', 'avg')}}, or leave it out of '{up}'"
+                )
 
     def _varied(self) -> Algorithm | None:
         """Return the algorithm with other numbers; None if it has no fields that can be replaced."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..algorithm import ClientContext, Field, Gradient, Vectors
 from ..algorithms import FedAvg
 from ..core.history import Record
 from ..engine.sampling import declares
@@ -18,7 +21,7 @@ from ..rng import Purpose, draws, stream
 from ..run.run import Run
 from ..run.spec import RunSpec
 from ..selection.availability import Availability
-from ..selection.selector import Selector, View
+from ..selection.selector import REPORTS, Selector, View
 from .algorithm import Check
 from .findings import Findings
 from .trial import federation, independent_copy, options
@@ -28,6 +31,23 @@ _ROUNDS = 6
 _WHERE_FEW = "; it fails where fewer clients than usual are available (view.N)"
 _LARGEST = 1000
 """Clients of the largest federation that is tried."""
+_SIMILARITY = 0.75
+"""A report whose name is so similar to a built-in one is a misspelt one, and else a number that algorithms upload."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgWithNumbers(FedAvg):
+    """FedAvg whose clients also upload ‖δ‖² under each of these names."""
+
+    numbers: tuple[str, ...] = ()
+
+    @property
+    def up(self) -> Sequence[Field]:
+        return ("delta", *((name, ()) for name in self.numbers))
+
+    def finish(self, y: Tensor, s: Vectors, c: ClientContext, grad: Gradient) -> tuple[Vectors, Vectors]:
+        delta = y - c.x
+        return {"delta": delta} | dict.fromkeys(self.numbers, (delta**2).sum(-1, keepdim=True)), {}
 
 
 @dataclass(frozen=True)
@@ -92,7 +112,21 @@ class SelectorChecks:
             "rounds": _ROUNDS,
             "eval_every": _ROUNDS,
         }
-        return list(Run(RunSpec(algorithm=FedAvg(lr=0.1), **arguments | changes)).play().history)
+        algorithm = FedAvgWithNumbers(lr=0.1, numbers=self._numbers())
+        return list(Run(RunSpec(algorithm=algorithm, **arguments | changes)).play().history)
+
+    def _numbers(self) -> tuple[str, ...]:
+        """Return the reports that are numbers of an algorithm, as far as the selector tells."""
+        reports = self.selector.reports
+        if isinstance(reports, str):
+            return ()
+        return tuple(
+            name
+            for name in dict.fromkeys(reports)
+            if isinstance(name, str)
+            and name != "delta"
+            and not difflib.get_close_matches(name, REPORTS, n=1, cutoff=_SIMILARITY)
+        )
 
     def _check_cohorts(self) -> None:
         """Draw cohorts of all clients, and check their sizes and weights."""

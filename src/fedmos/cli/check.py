@@ -10,7 +10,7 @@ from rich.console import Console
 from ..core.formatting import one_line
 from ..core.validation import suggest
 
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
 
 
 def check(

@@ -47,7 +47,7 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
-        errors = Console(stderr=True, soft_wrap=True, highlight=False)
+        errors = Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
         if FROM_RANK0 not in getattr(error, "__notes__", ()):  # rank 0 prints it
             errors.print(f"[bold red]Error:[/] {escape(_sentence(error))}")
         sys.exit(2)

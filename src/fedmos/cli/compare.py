@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..config.schema import CompareConfig
     from ..experiments.table import ComparisonTable
 
-console = Console()
+console = Console(emoji=False)
 
 
 def demo(
@@ -62,7 +62,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool, 
 
     settings = load(CompareConfig, configuration, overrides)
     began = perf_counter()
-    shown = Console(quiet=True) if quiet else console
+    shown = Console(quiet=True, emoji=False) if quiet else console
     with observed(shown, settings.title, settings.labels, settings.rounds, settings.metric) as observer:
         table = compare(settings, out, observer, on=on)
     seconds = perf_counter() - began

@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Fetch data sets, list them, and show how a partition divides them among clients.",
     epilog="Start with: fedmos data info",
 )
-console = Console()
+console = Console(emoji=False)
 
 _COMES_WITH = {"digits": "scikit-learn", "shakespeare": "fedmos"}
 

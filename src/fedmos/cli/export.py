@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-console = Console()
+console = Console(emoji=False)
 
 
 def export(

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..core.validation import suggest
 
-console = Console()
+console = Console(emoji=False)
 
 Part = Mapping[str, Callable[..., Any] | None]
 """The names of a part of the list, with what they stand for; None for a data set."""

@@ -16,7 +16,7 @@ from .options import Overrides
 if TYPE_CHECKING:
     from ..selection.selector import Selector
 
-console = Console(soft_wrap=True)
+console = Console(soft_wrap=True, emoji=False)
 app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, help="Plan the noise of private runs, and measure what models reveal."
 )

@@ -18,7 +18,7 @@ Target = Annotated[
 Baseline = Annotated[
     str | None, typer.Option("--baseline", metavar="METHOD", help="The method that others are measured against.")
 ]
-console = Console()
+console = Console(emoji=False)
 
 
 def report(

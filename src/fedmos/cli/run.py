@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..config.schema import RunConfig
     from ..run.result import Result
 
-console = Console()
+console = Console(emoji=False)
 
 
 def run(

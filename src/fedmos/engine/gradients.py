@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.validation import count, require
 from ..rng import Purpose, fold
 from .batches import FIRST, FULL, Batches, Chunk, SampleBatch, sizes_of
 from .task import Task
@@ -63,6 +64,7 @@ class LocalGradient:
         return self._compute(y, self.batches.all(), FULL)
 
     def batch(self, y: Tensor, b: int) -> Tensor:
+        require(self.owner, "b", b, count)
         if b < self.task.model.least_batch:
             raise ValueError(
                 f"Cannot take a gradient of {self.owner} on one sample because BatchNorm has one number per channel "

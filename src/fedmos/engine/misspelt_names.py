@@ -32,8 +32,17 @@ def misspelt_names(obj: Any) -> Iterator[tuple[str, str]]:
         if not (callable(value) or isinstance(value, property | tuple | list | dict | str | bool)):
             continue
         near = difflib.get_close_matches(name, contract, n=1, cutoff=_SIMILARITY)
+        near = near or [known for known in contract if _is_slip(name, known)]
         if near and near[0] not in given:
             yield name, near[0]
+
+
+def _is_slip(name: str, known: str) -> bool:
+    """Whether a name is a known one with its letters in another order, or with one too many or too few."""
+    if name[0] != known[0]:
+        return False
+    short, long = sorted((name, known), key=len)
+    return sorted(name) == sorted(known) or any(long[:i] + long[i + 1 :] == short for i in range(1, len(long)))
 
 
 def misspelt_sentences(obj: Any) -> list[str]:

@@ -21,7 +21,7 @@ app = typer.Typer(
     help="Run a configuration on real clients, over Flower.",
     epilog="Start with: fedmos deploy local --clients 4",
 )
-console = Console()
+console = Console(emoji=False)
 
 Configuration = Annotated[
     Path | None,
