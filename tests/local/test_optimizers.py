@@ -190,3 +190,20 @@ def test_fields_by_position_are_those_of_the_documentation():
     assert fm.local.SGD(0.9, True) == fm.local.SGD(momentum=0.9, nesterov=True)
     assert fm.local.AdamW(0.5, 0.9, 1e-6, 0.1, keep=True).weight_decay == 0.1
     assert fm.local.Muon(0.9, 3) == fm.local.Muon(momentum=0.9, steps=3)
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ("m", "'state' must be a tuple of names, got 'm'"),
+        (3, "'state' must be a tuple of names, got 3"),
+        (("m", "m"), "'state' must hold each name once, got 'm' twice"),
+        ((("m", -1),), "'state' must hold names and (name, shape)"),
+    ],
+    ids=str,
+)
+def test_an_invalid_declaration_is_refused(state, sentence):
+    kind = type("Mine", (fm.local.LocalOptimizer,), {"state": state})
+    with pytest.raises(ValueError) as error:
+        kind()
+    assert str(error.value).startswith(f"Mine: {sentence}")

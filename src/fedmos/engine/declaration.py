@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import RULES, Algorithm, ClientContext, Field, Layers, Reduce, Vectors
-from ..core.declared_fields import name_and_shape, names_of
+from ..core.declared_fields import check_fields, is_int, name_and_shape, names_of
 from ..core.formatting import format_value
 from ..core.method_checks import kind_of
 from ..core.validation import suggest
@@ -34,7 +34,7 @@ class Declaration:
     def server_state(self) -> Shapes:
         declared = self.algorithm.server_state
         shapes = self._shapes(declared)
-        matrices = [field[0] for field in declared if isinstance(field, tuple) and _is_int(field[1])]
+        matrices = [field[0] for field in declared if isinstance(field, tuple) and is_int(field[1])]
         return shapes | {name: (*shapes[name], self.layers.size) for name in matrices}
 
     @cached_property
@@ -106,15 +106,11 @@ class Declaration:
         return tuple(self.layers.size if n == "D" else n for n in shape)
 
 
-def _is_int(v: Any) -> bool:
-    return isinstance(v, int) and not isinstance(v, bool)
-
-
 def check_declaration(algorithm: Algorithm) -> None:
     """Check that the declarations of an algorithm are consistent."""
     owner = type(algorithm).__name__
     for field in _FIELDS:
-        _check_fields(owner, field, getattr(algorithm, field))
+        check_fields(owner, field, getattr(algorithm, field))
     for field, reduce, up in (
         ("reduce", algorithm.reduce, names_of(algorithm.up)),
         ("prepare_reduce", algorithm.prepare_reduce, names_of(algorithm.prepare_up)),
@@ -139,7 +135,7 @@ def check_declaration(algorithm: Algorithm) -> None:
 
 
 def _check_tracked(owner: str, algorithm: Algorithm) -> None:
-    _check_fields(owner, "tracked", algorithm.tracked)
+    check_fields(owner, "tracked", algorithm.tracked)
     up = names_of(algorithm.up)
     for name in algorithm.tracked:
         if name not in up:
@@ -160,30 +156,6 @@ def _checked_rule(owner: str, field: str, name: str, pair: Any) -> tuple[str, st
             f"{owner}: '{field}' must map '{name}' to (upload, rule), e.g. ('delta', 'w'), got {format_value(pair)}"
         )
     return pair[0], pair[1]
-
-
-def _check_fields(owner: str, field: str, declared: Any) -> None:
-    if isinstance(declared, str | Mapping) or not isinstance(declared, Iterable):
-        raise ValueError(f"{owner}: '{field}' must be a tuple of names, got {format_value(declared)}")
-    for entry in declared:
-        pair = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
-        if not isinstance(entry, str) and not (pair and _is_shape(entry[1])):
-            raise ValueError(
-                f"{owner}: '{field}' must hold names and (name, shape), where a shape is (), 'layers', a whole number "
-                f"or a tuple of whole numbers and 'D', got {format_value(entry)}"
-            )
-        if field == "down" and isinstance(entry, tuple) and entry[0] == "x":
-            raise ValueError(f"{owner}: 'down' must name x, the model, without a shape, got {format_value(entry)}")
-    names = names_of(declared)
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{owner}: '{field}' must hold each name once, got {name!r} twice")
-
-
-def _is_shape(shape: Any) -> bool:
-    if isinstance(shape, tuple):
-        return all(n == "D" or (_is_int(n) and n > 0) for n in shape)
-    return shape == "layers" or (_is_int(shape) and shape > 0)
 
 
 # Checks of what methods return.

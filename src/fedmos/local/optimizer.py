@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ..algorithm import Field, Layers, Vectors
+from ..core.declared_fields import check_fields
 from ..core.equality import EqualByFields
 from ..core.validation import boolean, check
 
@@ -57,8 +58,7 @@ class LocalOptimizer(EqualByFields):
         """Check `keep` and `average`; called again before a run, for subclasses with their own `__post_init__`."""
         check(self, keep=boolean, average=boolean)
         owner = type(self).__name__
-        if isinstance(self.state, str | Mapping):
-            raise ValueError(f"{owner}: 'state' must be a tuple of names, got {self.state!r}")
+        check_fields(owner, "state", self.state)
         if self.keep and self.average:
             raise ValueError(
                 f"Cannot use {owner} with keep=True and average=True because its state is either the client's or the "
