@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, ClientContext, Vectors
-from ..core.method_checks import changed_in_place, check_direction, check_pair, naming_errors, unchanged
+from ..core.method_checks import changed_in_place, check_direction, check_pair, kind_of, naming_errors, unchanged
 from .backend import StepObserver
 from .declaration import check_model, check_names, check_start
 from .gradients import LocalGradient
@@ -29,8 +29,9 @@ def local_update(
         y_next, s_next = _step(algorithm, y, s, c, grad, k)
         if grad.ragged and k >= grad.task.least_steps:
             active = grad.active(k)
-            y_next = _where(active, y_next, y)
-            s_next = {n: _where(active, v, s[n]) if n in s else v for n, v in s_next.items()}
+            y_next = torch.where(active[:, None], y_next, y)
+            _check_scratch(algorithm, s_next)
+            s_next = {n: _where(active, v, s[n], y) if n in s else v for n, v in s_next.items()}
         if observer is not None:
             observer(grad, k, y, y_next)
         y, s = y_next, s_next
@@ -46,7 +47,7 @@ def _step(
     algorithm: Algorithm, y: Tensor, s: Vectors, c: ClientContext, grad: LocalGradient, k: int
 ) -> tuple[Tensor, Vectors]:
     """Take local step k and check what the algorithm returns."""
-    method = "direction" if _is_default(algorithm, "step") else "step"
+    method = _step_method(algorithm)
     if method == "direction" and _is_default(algorithm, "direction"):
         return grad.descend(y, c.lr), s
     # A step that changes y in place and returns it is harmless in the loop, where y belongs to one client.
@@ -84,7 +85,29 @@ def _is_default(algorithm: Algorithm, method: str) -> bool:
     return getattr(getattr(algorithm, method), "__func__", None) is getattr(Algorithm, method)
 
 
-def _where(active: Tensor, new: Tensor | float, old: Tensor | float) -> Tensor:
-    """Return the new rows of active clients and the old rows of the others; a number counts for every client."""
+def _step_method(algorithm: Algorithm) -> str:
+    """Return the method of a local step."""
+    return "direction" if _is_default(algorithm, "step") else "step"
+
+
+def _check_scratch(algorithm: Algorithm, s: Vectors) -> None:
+    """Check that clients with different numbers of steps can each keep their own values."""
+    for name, v in s.items():
+        if not isinstance(v, Tensor | int | float | None):
+            raise ValueError(
+                f"{type(algorithm).__name__}: '{_step_method(algorithm)}' must return tensors and numbers in s where "
+                f"clients have different numbers of steps, got {kind_of(v)} as s[{name!r}]"
+            )
+
+
+def _where(active: Tensor, new: Tensor | float, old: Tensor | float, y: Tensor) -> Tensor | float:
+    """Return the new rows of active clients and the old rows of the others.
+
+    A Python number counts for every client. Where it changes, it becomes a column of the dtype of y, as c.K is one.
+    """
+    if not isinstance(new, Tensor) and not isinstance(old, Tensor):
+        if isinstance(new, bool) or new == old:
+            return new if new == old else torch.where(active[:, None], new, old)
+        new, old = y.new_full((), new), y.new_full((), old)
     axes = max(new.ndim, 2) if isinstance(new, Tensor) else 2
     return torch.where(active.view(-1, *[1] * (axes - 1)), new, old)
