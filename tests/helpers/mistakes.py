@@ -249,7 +249,30 @@ class NoSamples(Mistake):
         return {"d": grad.batch(y, 0)}
 
 
+class UnknownGradient(Mistake):
+    def direction(self, y, s, c, grad, k):
+        return grad.ful(y), s
+
+
+class InitInPlace(Mistake):
+    server_state = ("v",)
+
+    def init(self, x):
+        return {"v": x.mul_(0.5)}
+
+
+class NoMessage(Mistake):
+    server_state = ("v",)
+    down = ("x", "v")
+
+    def broadcast(self, x, state, ctx):
+        state["v"] * 2
+
+
 REFUSED = {
+    UnknownGradient: "UnknownGradient: there is no grad.ful; there are grad(y), grad.full, grad.batch, grad.raw",
+    InitInPlace: "InitInPlace: 'init' must not change x in place",
+    NoMessage: "NoMessage: 'broadcast' must return a dictionary of tensors by name, got None",
     NoSamples: "NoSamples: 'b' must be an integer ≥ 1, got 0",
     LostState: "LostState: 'server' must return 'v' because assigning state['v'] changes nothing",
     LostOwn: "LostOwn: 'finish' must return 'h' because assigning c.own['h'] changes nothing",

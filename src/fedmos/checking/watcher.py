@@ -71,7 +71,7 @@ class MethodWatcher:
         pure &= self._writes_nothing(obj, method, given, before)
         if pure:
             self._repeats(obj, method, result, call(*again))
-        if method == "broadcast":
+        if method == "broadcast" and isinstance(result, Mapping):
             self.messages[int(given["ctx"].t)] = sum(v.numel() for v in result.values() if isinstance(v, Tensor))
         if method in _RETURNED and isinstance(given["c"], CohortContext):
             self._record(method, given["c"], int(given.get("k", -1)), result)

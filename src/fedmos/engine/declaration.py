@@ -12,7 +12,7 @@ from torch import Tensor
 from ..algorithm import RULES, Algorithm, ClientContext, Field, Layers, Reduce, Vectors
 from ..core.declared_fields import check_fields, is_int, name_and_shape, names_of
 from ..core.formatting import format_value
-from ..core.method_checks import kind_of
+from ..core.method_checks import kind_of, unchanged
 from ..core.validation import suggest
 from .job import Phase
 from .row_rules import gathered, row_rule
@@ -79,7 +79,7 @@ class Declaration:
     def initial(self, declared: Shapes, x: Tensor) -> Vectors:
         """Return the initial value of declared state: zeros unless `init` gives another."""
         owner, known = type(self.algorithm).__name__, [*self.server_state, *self.client_state]
-        with refusing_draws(owner, "init", x.device):
+        with unchanged(self.algorithm, "init", {"x": x}), refusing_draws(owner, "init", x.device):
             given = self.algorithm.init(x)
         check_names(self.algorithm, "init", given, given if isinstance(given, dict) else ())
         for name in given:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..core.validation import count, require
+from ..core.validation import count, require, suggest
 from ..rng import Purpose, fold
 from .batches import FIRST, FULL, Batches, Chunk, SampleBatch, sizes_of
 from .task import Task
+
+_METHODS = ("full", "batch", "raw", "perturbed")
+"""The methods of `fedmos.algorithm.Gradient` beside the call."""
 
 
 class Call(NamedTuple):
@@ -39,6 +42,8 @@ class LocalGradient:
 
     ragged = True
     """Whether clients may have fewer steps than the chunk."""
+    owner = "the algorithm"
+    """The name of the algorithm, for errors."""
 
     def __init__(self, task: Task, chunk: Chunk, t: int | Tensor) -> None:
         self.task, self.chunk = task, chunk
@@ -46,11 +51,14 @@ class LocalGradient:
         self.k: int | None = 0
         """The current step; None after the last."""
         self.calls: list[Call] = []
-        self.owner = "the algorithm"
-        """The name of the algorithm, for errors."""
         self._losses: dict[int, Tensor] = {}
         self._noise: _Noise | None = None
         self._statistics: Tensor | None = None
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = suggest(name, _METHODS)
+        known = ", ".join(f"grad.{method}" for method in _METHODS)
+        raise AttributeError(f"{self.owner}: there is no grad.{name}; there are grad(y), {known}{hint}", name=name)
 
     def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
         """Return the mean losses and their gradients."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -100,8 +102,8 @@ def _check_scratch(algorithm: Algorithm, s: Vectors) -> None:
             )
 
 
-def _where(active: Tensor, new: Tensor | float, old: Tensor | float, y: Tensor) -> Tensor | float:
-    """Return the new rows of active clients and the old rows of the others.
+def _where(active: Tensor, new: Any, old: Any, y: Tensor) -> Any:
+    """Return the new rows of active clients and the old rows of the others, of tensors or numbers.
 
     A Python number counts for every client. Where it changes, it becomes a column of the dtype of y, as c.K is one.
     """
