@@ -241,14 +241,8 @@ class BySteps(First):
         return view.cohort[:2], view.weights[:2] * (1 + 0 * reports["steps"][:2])
 
 
-class MisspeltReport(First):
-    reports = ("lose",)
-
-
 def test_a_selector_may_ask_for_a_number_of_an_algorithm():
     assert fm.check(CountsSteps()) == fm.check(BySteps()) == []
-    (found,) = fm.check(MisspeltReport())
-    assert found.endswith("got 'lose' (did you mean 'loss'?)")
 
 
 def test_other_dtypes_are_no_mistake():

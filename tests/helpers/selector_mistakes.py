@@ -91,7 +91,7 @@ class WritesView(First):
 
 
 class UnknownReport(First):
-    reports = ("mood",)
+    reports = ("lose",)
 
 
 class NotAhead(First):
