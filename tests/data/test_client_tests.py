@@ -133,6 +133,8 @@ def test_tests_by_name():
     assert data.tests.sizes.tolist() == [0, 1, 0]
     with pytest.raises(ValueError, match="'tests' must name clients, got 'd'"):
         fm.FederatedData.from_arrays(named, tests={"d": (np.ones((1, 2)), [1])})
+    numbered = fm.FederatedData.from_arrays(dict(enumerate(clients_of(3))), tests={2: (np.ones((1, 2)), [1])})
+    assert numbered.tests.sizes.tolist() == [0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos.engine.process_group import join
+from fedmos.engine.process_group import join, leave
 from fedmos.engine.ranks import Ranks
 
 TESTS = Path(__file__).parents[1]
@@ -145,7 +145,9 @@ def test_a_rank_takes_the_gpu_of_its_local_number(monkeypatch, gpus, chosen, bac
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda number: calls.update(device=number))
     monkeypatch.setattr("fedmos.engine.ranks.dist.init_process_group", lambda name, **_: calls.update(backend=name))
+    monkeypatch.setattr("fedmos.engine.ranks.atexit.register", lambda function: calls.update(at_exit=function))
     join()
+    assert calls.pop("at_exit") is leave  # a group that is alive at exit aborts some processes
     assert calls == {"backend": backend} | ({} if chosen is None else {"device": chosen})
 
 

@@ -49,6 +49,13 @@ def test_other_algorithms_and_selectors(given, algorithm):
         assert all(norm > 0 for norm in record.update_norms)
 
 
+def test_clients_that_send_no_update_have_no_norm(given):
+    given["algorithm"] = fm.LocalOnly(lr=0.1)
+    assert fm.run(**given, update_norms=True).history[0].update_norms is None
+    with pytest.raises(ValueError, match="Cannot report 'update_norm' because clients send no update with LocalOnly"):
+        fm.run(**given | {"selection": fm.OCS(m=2)})
+
+
 def test_runs_side_by_side(given):
     given |= {"engine": "batched", "rounds": 2, "selection": fm.Uniform(m=4)}
     runs = [{"seed": 0, "update_norms": True}, {"seed": 1, "update_norms": True}, {"seed": 2}]

@@ -86,6 +86,8 @@ def test_python_objects(digits):
     named = {"mine": {"algorithm": fm.LocalOnly(lr=0.001)}}
     mine = fm.compare(named, data=made, tune={"lr": [0.001, 0.5]}, **common, evaluate_clients=3)
     assert mine.results["mine"][0].info["algorithm"] == "LocalOnly(lr=0.5)"  # also with a label of the user's
+    with pytest.raises(ValueError, match=f"must not have '{ALONE}', which the row of local training is called"):
+        fm.compare({ALONE: fm.FedAvg(lr=0.1)}, data=made, **common)
     options = {"model": common["model"], "rounds": 1, "local_steps": 1}
     for data, wanted in ((digits, False), (made, False)):
         without = plan(methods, options | {"data": data}, selection=fm.Full(), local_training=data is digits)

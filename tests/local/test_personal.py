@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
-from fedmos.run.build import _warn_of_initial_model
+from fedmos.run.build import _warn_of_initial_model, _warn_of_initial_values
 from helpers.conformance import CASES, EACH, LOGISTIC, LR, close, train
 from helpers.reference_shared import BIASES_OF, WEIGHTS_OF, SharedPart, one_step, trained
 
@@ -233,6 +233,27 @@ def test_local_training_without_metrics_of_own_models_is_warned_of(evaluate, war
     how = {"rounds": 1, "local_steps": 1, "batch_size": 4, "evaluate_clients": evaluate}
     fm.run(fm.models.logistic(features=64), data, fm.LocalOnly(lr=0.1), fm.Full(), **how)
     assert ("LocalOnly: accuracy and losses are those of the initial model" in caplog.text) == warned
+    _warn_of_initial_values.cache_clear()
+    fm.run(fm.models.logistic(features=64), data, fm.FedAvg(lr=0.1), fm.Full(), personal=["*.bias"], **how)
+    assert ("use evaluate_clients= for personal_accuracy, that of the clients' own" in caplog.text) == warned
+
+
+def test_clients_that_send_nothing_keep_averaged_state():
+    common = {"rounds": 3, "local_steps": 2, "engine": "loop"}
+    averaged, kept = (
+        train(LOGISTIC, fm.LocalOnly(lr=LR), local=local, **common)
+        for local in (fm.local.Adam(average=True), fm.local.Adam(keep=True))
+    )
+    assert all(record.bytes_up == record.bytes_down == 0 for record in averaged.history)
+    assert torch.equal(averaged.client_state(0)["y_i"], kept.client_state(0)["y_i"])
+
+
+def test_clients_that_do_not_exist(quick):
+    result = quick(personal=["*.bias"], rounds=1)
+    assert isinstance(result.personal_model(torch.tensor(19)), nn.Module)
+    for wrong in (20, -1, "a", True, 1.0, None):
+        with pytest.raises(ValueError, match="personal_model: 'i' must be a client from 0 to 19, got"):
+            result.personal_model(wrong)
 
 
 def test_a_saved_result(tmp_path, quick):

@@ -323,6 +323,9 @@ def test_what_cannot_be_measured_is_refused(run, digits, tested):
         run(algorithm=fm.FedAvg(lr=0.1), keep_best="personal_accuracy")
     with pytest.raises(ValueError, match=r"target\['client_accuracy'\]' must be"):
         run(target={"client_accuracy": 1.5})
+    for names in ({"accuracy_p10"}, {"accuracy_worst"}, {"f", "f_worst"}):
+        with pytest.raises(ValueError, match="must have names whose summaries over clients differ"):
+            run(metrics={name: lambda outputs, targets: 0.0 for name in names})
     for wrong in (0, -1, 1.5, True, "2"):
         with pytest.raises(ValueError, match="'evaluate_clients' must be"):
             run(evaluate_clients=wrong)

@@ -154,9 +154,10 @@ def listed_tests(tests: Any, clients: int, names: Sequence[str] | None) -> list[
     if tests is None:
         return []
     if isinstance(tests, Mapping):
+        tests = {str(name): pair for name, pair in tests.items()}
         unknown = [name for name in tests if name not in (names or ())]
         if unknown:
-            hint = suggest(str(unknown[0]), names or ())
+            hint = suggest(unknown[0], names or ())
             raise ValueError(f"FederatedData: 'tests' must name clients, got {format_value(unknown[0])}{hint}")
         tests = [tests.get(name) for name in names or ()]
     if isinstance(tests, str | Tensor) or not isinstance(tests, Iterable):

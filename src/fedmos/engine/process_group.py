@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib
 import logging
@@ -27,6 +28,7 @@ def join() -> None:
     # torch.func imports this module at its first use. If that happens after the group is made, the module keeps the
     # group alive: its threads survive `leave` and occasionally abort the process at exit.
     importlib.import_module("torch._dynamo")
+    atexit.register(leave)  # threads of a group that is alive at exit may abort the process, after all its work
     timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=timeout)

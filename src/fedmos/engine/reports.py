@@ -25,6 +25,11 @@ def uploaded_numbers(declaration: Declaration) -> list[str]:
     return [name for name, shape in declaration.up("train").items() if shape == ()]
 
 
+def sends_update(declaration: Declaration) -> bool:
+    """Whether clients upload a change of the model, of which there is a norm; BatchNorm state is none."""
+    return any(name not in (STATISTICS, AFFINE) for name in declaration.up("train"))
+
+
 def check_reports(selector: Selector, declaration: Declaration, task: Task) -> None:
     """Check that clients can give the reports that the selector declares."""
     owner, algorithm = type(selector).__name__, type(declaration.algorithm).__name__
@@ -40,6 +45,11 @@ def check_reports(selector: Selector, declaration: Declaration, task: Task) -> N
             raise ValueError(f"{owner}: 'reports' must be of {', '.join(REPORTS)}{numbers}, got {name!r}{hint}")
         if name in REPORTS and name in uploaded:
             raise ValueError(f"Cannot report {name!r} because {algorithm} uploads it, too; use another name in 'up'")
+    if "update_norm" in selector.reports and not sends_update(declaration):
+        raise ValueError(
+            f"Cannot report 'update_norm' because clients send no update with {algorithm}; use another selection than "
+            f"{owner}, such as fm.Uniform(m=1)"
+        )
     if "gradient_noise" in selector.reports and task.local_steps == 1:
         raise ValueError("Cannot report 'gradient_noise' because clients take one local step; use local_steps ≥ 2")
 

@@ -32,7 +32,7 @@ from .personal_models import personal_models, with_statistics
 from .private_run import PrivateRun
 from .rank_exchange import collect_states
 from .ranks import Ranks
-from .reports import check_reports, extra_reports, in_training
+from .reports import check_reports, extra_reports, in_training, sends_update
 from .row_rules import row_rule
 from .sampling import CohortSampler
 from .secure_sums import secure_rule
@@ -88,6 +88,7 @@ class FederatedState:
         else:
             chosen = self.selector if self.system is None else over_selecting(self.selector, self.system, len(data))
         check_reports(chosen, self.declaration, self.task)
+        self.update_norms = self.update_norms and sends_update(self.declaration)
         self.reports = in_training((*chosen.reports, *(("update_norm",) if self.update_norms else ())))
         """The reports that clients give from their local training, and the norms that the server takes itself."""
         self.numbers_up = len(extra_reports(chosen.reports, self.declaration))

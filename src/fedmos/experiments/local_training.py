@@ -28,6 +28,11 @@ def with_local_training(made: ObjectComparison) -> ObjectComparison:
         options["evaluate_clients"] = EvaluateClients(every=made.rounds)
     methods = list(made.methods)
     if not any(isinstance(method.algorithm, LocalOnly) for method in methods):
+        if any(method.label == ALONE for method in methods):
+            raise ValueError(
+                f"compare: 'methods' must not have {ALONE!r}, which the row of local training is called; use another "
+                "label, or local_training=False"
+            )
         methods.append(_row(methods[0], data))
     return replace(made, methods=methods, options=options)
 

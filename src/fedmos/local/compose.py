@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -24,7 +25,8 @@ def with_local(algorithm: Algorithm, local: Local | None) -> Algorithm:
     """Return the algorithm with the local steps of the optimisers.
 
     The result has the class name and the fields of the algorithm, and also declares the optimisers' state. An algorithm
-    is returned unchanged where no optimiser changes its step: without any, with SAM, and with the plain `SGD()`.
+    is returned unchanged where no optimiser changes its step: without any, with SAM, and with the plain `SGD()`. Where
+    clients send nothing (local training alone), they keep the state that the server would average.
 
     Args:
         algorithm: The algorithm, whose `direction` the optimisers transform.
@@ -37,6 +39,8 @@ def with_local(algorithm: Algorithm, local: Local | None) -> Algorithm:
     optimizers = optimizers_of(local)
     if not optimizers:
         return algorithm
+    if not algorithm.up:
+        optimizers = tuple(replace(one, keep=True, average=False) if one.average else one for one in optimizers)
     kind, text = type(algorithm), ", ".join(map(repr, optimizers))
     if kind.step is not Algorithm.step:
         raise ValueError(

@@ -140,7 +140,7 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
         _log.warning(note)
     if not spec.algorithm.up and spec.evaluate_clients is None:
         _warn_of_initial_model(type(spec.algorithm).__name__)
-    if spec.personal_names:
+    if spec.personal_names and spec.evaluate_clients is None:
         _warn_of_initial_values(one_line(", ".join(spec.personal_names), 80))
     data = on_device(spec.data, device, spec.dtype, device_cache)
     task = build_task(spec, device, data, device_cache=device_cache)

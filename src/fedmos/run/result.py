@@ -253,7 +253,7 @@ class Result(Snapshot):
                 f"Cannot give client {i} a model of its own because this result does not hold what clients keep; use "
                 "that of fm.run, which with resume=True also returns the finished run of a folder"
             )
-        params = self._personal(i)
+        params = self._personal(int(i))
         if params is None:
             raise ValueError(
                 f"Cannot give client {i} a model of its own because {self.info['algorithm']} has no personal models; "
@@ -269,7 +269,7 @@ class Result(Snapshot):
             number = operator.index(i)
         except TypeError:
             number = -1
-        if not 0 <= number < len(self.last):
+        if isinstance(i, bool) or not 0 <= number < len(self.last):
             raise ValueError(f"{method}: 'i' must be a client from 0 to {len(self.last) - 1}, got {format_value(i)}")
         return number
 

@@ -45,5 +45,10 @@ def run_metrics(
     for name in functions:
         if name in of_clients or (clients is not None and name in ("loss", "accuracy")):
             raise ValueError(f"run: 'metrics' must not be called {name!r} beside 'evaluate_clients'; use another name")
+    twice = next((name for name in of_clients if of_clients.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"run: 'metrics' must have names whose summaries over clients differ, got {twice!r} twice; use other names"
+        )
     names = [*measurable(task), *([] if task.data.test is None else functions), *of_clients]
     return RunMetrics(functions, clients, names)

@@ -297,7 +297,7 @@ class RunSpec:
         resume="not recorded",
     )
     update_norms: bool = option(
-        "Whether to record the norm of every client's update, as `record.update_norms`.",
+        "Whether to record the norm of every client's update, as `record.update_norms`, where clients send one.",
         boolean,
         default=False,
         resume="not recorded",
