@@ -66,6 +66,7 @@ BAD = {
         "data.augment.crops: unknown field (did you mean 'crop'?)",
     ),
     "wrong place": (["--set", "clients=3"], "clients: unknown field (did you mean 'data.clients'?)"),
+    "in a table": (["--set", "data.rounds=3"], "unknown field (did you mean 'rounds' at the top of the file?)"),
     "system": (["--set", "system.quorun=0.5"], "system.quorun: unknown field (did you mean 'quorum'?)"),
     "a profile": (
         ["--set", "system.speed={name='LogNorm'}"],

@@ -112,8 +112,11 @@ def _hint(kind: type[BaseModel], path: list[str | int]) -> str:
     for part in parents:
         if isinstance(part, str) and part in here.model_fields:
             here = _table_type(here.model_fields[part].annotation) or here
-    same = next((f" (did you mean '{key}'?)" for key in _all_keys(kind) if key.split(".")[-1] == word), "")
-    return same or suggest(str(word), here.model_fields)
+    same = next((key for key in _all_keys(kind) if key.split(".")[-1] == word), None)
+    if same is None:
+        return suggest(str(word), here.model_fields)
+    where = " at the top of the file" if parents and "." not in same else ""
+    return f" (did you mean '{same}'{where}?)"
 
 
 def _all_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[str]:
