@@ -292,10 +292,10 @@ def simulate(kind: type[Method], case: Schedule) -> tuple[Vector, list[Step], di
     method, N = kind(problem, case), len(case.speed)
     x, s, own = problem.x0, {}, {i: {} for i in range(N)}
     method.own = own
-    last, now, starts, steps = dict.fromkeys(range(N), -1), 0.0, 0, []
+    last, now, starts, taken, steps = dict.fromkeys(range(N), -1), 0.0, 0, 0, []
     training: list[tuple[float, int]] = []
     sent: dict[int, tuple] = {}
-    """By client that trains or whose update waits: version, model, message, weight, lost."""
+    """By client that trains or whose update waits: round, server steps before it, model, message, weight, lost."""
     waiting: list[int] = []
     for t in range(case.rounds):
         step = Step()
@@ -313,7 +313,7 @@ def simulate(kind: type[Method], case: Schedule) -> tuple[Vector, list[Step], di
                 seconds += up * (1 / case.up[i])  # as PyTorch divides a number by a tensor
                 if case.deadline is not None and (lost or seconds > case.deadline):
                     lost, seconds = True, case.deadline
-                sent[i] = (t, x, method.message(x, s), p if case.weights == "unbiased" else 1.0, lost)
+                sent[i] = (t, taken, x, method.message(x, s), p if case.weights == "unbiased" else 1.0, lost)
                 heapq.heappush(training, (now + seconds, i))
                 starts, step.bytes_down = starts + 1, step.bytes_down + down
             if not training:  # nobody trains and nobody can start: the round is abandoned
@@ -332,13 +332,14 @@ def simulate(kind: type[Method], case: Schedule) -> tuple[Vector, list[Step], di
             step.cohort = sorted(waiting)
             waiting, uploads, w = [], {}, {}
             for i in step.cohort:
-                version, model, msg, weight, _ = sent.pop(i)
-                lr = case.lr * case.decay**version
-                uploads[i] = method.client(Client(problem, case, i, version, last[i], model, msg, lr, own[i]))
-                w[i] = weight / case.size * (1 + t - version) ** -case.staleness
+                started, version, model, msg, weight, _ = sent.pop(i)
+                lr = case.lr * case.decay**started
+                uploads[i] = method.client(Client(problem, case, i, started, last[i], model, msg, lr, own[i]))
+                w[i] = weight / case.size * (1 + taken - version) ** -case.staleness
                 step.versions.append(version)
-                step.ages.append(t - version)
-                last[i] = version
+                step.ages.append(taken - version)
+                last[i] = started
+            taken += 1
             step.weights = [w[i] for i in step.cohort]
             x = method.server(x, s, uploads, w, case.lr * case.decay**t)
         steps.append(step)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..core.history import History
 from .buffer import Buffer
 from .event_queue import EventQueue
 from .gradient_count import GradientCounter
@@ -48,3 +49,10 @@ class AsynchronousState:
     times: SimulatedTimes | None
     """The times of clients; None where clients are real."""
     queue: EventQueue = field(default_factory=EventQueue)
+    _steps: list[int] = field(default_factory=lambda: [0])
+
+    def steps_before(self, t: int, history: History) -> int:
+        """Return the number of server steps before round t ≤ len(history): abandoned rounds have none."""
+        while len(self._steps) <= t:
+            self._steps.append(self._steps[-1] + (not history[len(self._steps) - 1].abandoned))
+        return self._steps[t]

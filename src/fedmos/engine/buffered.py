@@ -212,8 +212,8 @@ def _check_losses(state: FederatedState, losses: int) -> None:
 def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals) -> SampledCohort:
     """Return the updates of the server step as a cohort, with weights by age."""
     here, taken = asynchronous(state), arrivals.taken
-    buffer = here.buffer
-    weights = [flight.weight / buffer.size * buffer.factor(state.t - flight.round) for flight in taken]
+    buffer, ages = here.buffer, ages_of(state, arrivals)
+    weights = [flight.weight / buffer.size * buffer.factor(age) for flight, age in zip(taken, ages, strict=True)]
     return replace(
         sampled,
         cohort=Cohort.of(
@@ -225,6 +225,12 @@ def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arriv
         rounds=torch.tensor([flight.round for flight in taken], dtype=torch.int64),
         queue=arrivals.queue,
     )
+
+
+def ages_of(state: FederatedState, arrivals: Arrivals) -> list[int]:
+    """Return the age of each update: the number of server steps since its client was sent the model."""
+    steps = asynchronous(state).steps_before
+    return [steps(state.t, state.history) - steps(flight.round, state.history) for flight in arrivals.taken]
 
 
 async def train_arrived(
@@ -254,14 +260,14 @@ async def train_arrived(
 
 def describe_step(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, new: RoundState) -> dict[str, Any]:
     """Return the fields of the record that are not metrics. Bytes count in the round in which they travel."""
-    rounds = [flight.round for flight in arrivals.taken]
+    steps = asynchronous(state).steps_before
     down, up = state.backend.traffic((arrivals.bytes_down, arrivals.bytes_up))
     return {
         "round": state.t + 1,
         "cohort": sampled.cohort.ids.tolist(),
         "weights": sampled.cohort.weights.tolist(),
-        "versions": rounds,
-        "ages": [state.t - t for t in rounds],
+        "versions": [steps(flight.round, state.history) for flight in arrivals.taken],
+        "ages": ages_of(state, arrivals),
         "bytes_down": down,
         "bytes_up": up,
         "available": sampled.available,
