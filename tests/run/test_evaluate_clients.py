@@ -317,7 +317,7 @@ def test_trackers_and_the_record_of_the_folder_get_the_summaries(run, tmp_path):
 def test_what_cannot_be_measured_is_refused(run, digits, tested):
     with pytest.raises(ValueError, match=r"no test samples of their own; use partition\(..., holdout=0.2\)"):
         run(data=digits)
-    with pytest.raises(ValueError, match="'target' must name one of"):
+    with pytest.raises(ValueError, match="got 'client_accuracy'; use evaluate_clients=1"):
         run(evaluate_clients=None, target={"client_accuracy": 0.5})
     with pytest.raises(ValueError, match="'keep_best' must be one of"):
         run(algorithm=fm.FedAvg(lr=0.1), keep_best="personal_accuracy")

@@ -103,7 +103,8 @@ def _target(v: Any, info: ValidationInfo) -> Any:
     for metric, value in v.items():
         of_clients = info.data.get("evaluate_clients") is not None and is_client_metric(str(metric))
         if metric not in TARGETS and not own and not of_clients:
-            raise InvalidValue(f"must name one of {', '.join(TARGETS)}", suggest(str(metric), TARGETS))
+            hint = "; use evaluate_clients = 1" if is_client_metric(str(metric)) else suggest(str(metric), TARGETS)
+            raise InvalidValue(f"must name one of {', '.join(TARGETS)}", hint)
         fault = target_rule(metric).fault(value)
         if fault is not None:
             raise ValueError(f"must have for {metric} a number that is {fault}")

@@ -19,7 +19,7 @@ from ..core.batch_losses import Batch
 from ..core.declared_fields import names_of
 from ..core.formatting import format_value
 from ..core.history import METRICS
-from ..core.metric_names import target_rule
+from ..core.metric_names import is_client_metric, target_rule
 from ..core.precision import Precision
 from ..core.schedules import factor_of
 from ..core.validation import require, suggest
@@ -202,10 +202,8 @@ def check_target(target: Mapping[str, float] | None, measurable: list[str]) -> M
         raise ValueError(f"run: 'target' must map metrics to numbers, got {format_value(target)}")
     for metric, value in target.items():
         if metric not in measurable:
-            hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), measurable)
-            raise ValueError(
-                f"run: 'target' must name one of {', '.join(measurable)}, got {format_value(metric)}{hint}"
-            )
+            got = f"{format_value(metric)}{_metric_hint(str(metric), measurable)}"
+            raise ValueError(f"run: 'target' must name one of {', '.join(measurable)}, got {got}")
         require("run", f"target[{metric!r}]", value, target_rule(metric))
     return {metric: float(value) for metric, value in target.items()}
 
@@ -213,7 +211,14 @@ def check_target(target: Mapping[str, float] | None, measurable: list[str]) -> M
 def check_metric(owner: str, option: str, metric: str | None, measurable: list[str]) -> None:
     """Refuse an option of `owner` that names a metric which the federation does not measure."""
     if metric is not None and metric not in measurable:
-        hint = " (this federation cannot measure it)" if metric in METRICS else suggest(str(metric), measurable)
-        raise ValueError(
-            f"{owner}: '{option}' must be one of {', '.join(measurable)}, got {format_value(metric)}{hint}"
-        )
+        got = f"{format_value(metric)}{_metric_hint(str(metric), measurable)}"
+        raise ValueError(f"{owner}: '{option}' must be one of {', '.join(measurable)}, got {got}")
+
+
+def _metric_hint(metric: str, measurable: list[str]) -> str:
+    """Say why a metric is not measured, or suggest a similar name."""
+    if metric in METRICS:
+        return " (this federation cannot measure it)"
+    if is_client_metric(metric) and not any(map(is_client_metric, measurable)):
+        return "; use evaluate_clients=1"
+    return suggest(metric, measurable)
