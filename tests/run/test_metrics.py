@@ -89,9 +89,9 @@ def test_a_target_can_name_a_metric():
     assert len(reached.history) < 50
     assert reached.history[-1].metrics["rmse"] <= 0.5 < reached.history[-2].metrics["rmse"]
     assert reached.rounds_to("rmse", 0.5) == len(reached.history)
-    with pytest.raises(ValueError, match=r"^History: 'metric' must be one of .*rmse, r2, got 'rms'"):
+    with pytest.raises(ValueError, match=r"^rounds_to: 'metric' must be one of .*rmse, r2, got 'rms'"):
         reached.rounds_to("rms", 0.5)
-    with pytest.raises(ValueError, match=r"^History: 'target' must be a number, got nan"):
+    with pytest.raises(ValueError, match=r"^rounds_to: 'target' must be a number, got nan"):
         reached.rounds_to("rmse", float("nan"))
 
 

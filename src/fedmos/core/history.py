@@ -194,13 +194,14 @@ class History:
         """Return one list per field of `Record`."""
         return {f.name: [getattr(record, f.name) for record in self] for f in fields(Record)}
 
-    def first(self, metric: str, target: float) -> Record | None:
+    def first(self, metric: str, target: float, *, owner: str = "first") -> Record | None:
         """Return the first record whose metric reaches the target.
 
         Args:
             metric: "train_loss", "train_accuracy", "test_loss", "accuracy", a summary over clients such as
                 "client_accuracy", or a name in `Record.metrics`.
             target: The value to reach: from above for losses and errors, from below for others.
+            owner: The name of the method that the user called, for errors.
 
         Returns:
             The record, or None if no round reaches the target.
@@ -211,8 +212,8 @@ class History:
         known = self.known_metrics
         if metric not in known:
             hint = suggest(metric, known)
-            raise ValueError(f"History: 'metric' must be one of {', '.join(known)}, got {metric!r}{hint}")
-        require("History", "target", target, number)
+            raise ValueError(f"{owner}: 'metric' must be one of {', '.join(known)}, got {metric!r}{hint}")
+        require(owner, "target", target, number)
         return next((r for r in self if reached(metric, r.value(metric), target)), None)
 
     def bytes_until(self, record: Record) -> int:

@@ -23,7 +23,6 @@ from ..core.module_copy import copied
 from ..core.module_kind import plain_module
 from ..core.personal_parameters import recorded_names
 from ..core.statistics_layout import STATISTICS
-from ..core.validation import number, require
 from ..data.normalize import Normalize
 from ..engine.personal_models import with_statistics
 from ..engine.snapshot import BestModel
@@ -253,7 +252,7 @@ class Result(Snapshot):
                 f"Cannot give client {i} a model of its own because this result does not hold what clients keep; use "
                 "that of fm.run, which with resume=True also returns the finished run of a folder"
             )
-        params = self._personal(int(i))
+        params = self._personal(i)
         if params is None:
             raise ValueError(
                 f"Cannot give client {i} a model of its own because {self.info['algorithm']} has no personal models; "
@@ -280,12 +279,12 @@ class Result(Snapshot):
             metric: "accuracy", "train_accuracy", "test_loss" or "train_loss"; losses reach a target from above.
             target: The value to reach.
         """
-        record = self._first("rounds_to", metric, target)
+        record = self.history.first(metric, target, owner="rounds_to")
         return None if record is None else record.round
 
     def bytes_to(self, metric: str, target: float) -> int | None:
         """Return the bytes sent in both directions until the metric reached the target; None if it never did."""
-        record = self._first("bytes_to", metric, target)
+        record = self.history.first(metric, target, owner="bytes_to")
         return None if record is None else self.history.bytes_until(record)
 
     def time_to(self, metric: str, target: float) -> float | None:
@@ -293,15 +292,8 @@ class Result(Snapshot):
 
         None if it never did, or if the run had no clock (`system=`).
         """
-        record = self._first("time_to", metric, target)
+        record = self.history.first(metric, target, owner="time_to")
         return None if record is None else record.clock
-
-    def _first(self, owner: str, metric: str, target: float) -> Record | None:
-        require(owner, "target", target, number)
-        try:
-            return self.history.first(metric, target)
-        except ValueError as error:
-            raise ValueError(f"{owner}: {error}") from None
 
     @property
     def short_rounds(self) -> int:
