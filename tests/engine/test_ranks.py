@@ -144,7 +144,9 @@ def test_a_rank_takes_the_gpu_of_its_local_number(monkeypatch, gpus, chosen, bac
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda number: calls.update(device=number))
-    monkeypatch.setattr("fedmos.engine.process_group.dist.init_process_group", lambda name, **_: calls.update(backend=name))
+    monkeypatch.setattr(
+        "fedmos.engine.process_group.dist.init_process_group", lambda name, **_: calls.update(backend=name)
+    )
     monkeypatch.setattr("fedmos.engine.process_group.atexit.register", lambda function: calls.update(at_exit=function))
     join()
     assert calls.pop("at_exit") is leave  # a group that is alive at exit aborts some processes
