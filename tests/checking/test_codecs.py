@@ -24,7 +24,11 @@ def test_correct_codecs_pass(codec):
     assert fm.check(codec) == []
 
 
-@pytest.mark.parametrize("codec", [Largest(), ErrorFeedback(Largest()), [TopK(0.5), Largest()]], ids=str)
+@pytest.mark.parametrize(
+    "codec",
+    [Largest(), ErrorFeedback(Largest()), [TopK(0.5), Largest()]],
+    ids=["alone", "with error feedback", "in a chain"],
+)
 def test_bytes_without_the_dtype_are_those_of_float32(codec):
     assert fm.check(codec) == []
 

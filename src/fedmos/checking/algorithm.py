@@ -24,10 +24,9 @@ from ..local.chain import Local
 from ..run.backends import BackendSetting, local_backend
 from ..run.many import run_many
 from ..run.result import Result
-from ..run.run import Run
 from ..run.spec import RunSpec
 from .findings import Findings
-from .trial import ROUNDS, SIZES, independent_copy, options
+from .trial import ROUNDS, SIZES, TrialRun, independent_copy, options
 from .watcher import MethodWatcher
 
 _TOLERANCE = 1e-6
@@ -49,7 +48,7 @@ class AlgorithmChecks:
 
     def __post_init__(self) -> None:
         self._results: dict[str, Result] = {}
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, TrialRun] = {}
         self._watchers: dict[str, MethodWatcher] = {}
         self._owner = type(self.algorithm if self.local is None else self.local).__name__
 
@@ -81,7 +80,7 @@ class AlgorithmChecks:
         if local is not None and not isinstance(local, tuple | list) and defined_methods(type(local)):
             local = watched(independent_copy(local), watcher)
         changes: dict[str, Any] = {"engine": engine} | ({} if local is None else {"local": local})
-        run = Run(RunSpec(algorithm=algorithm, **options(self.local_steps, **changes)))
+        run = TrialRun(RunSpec(algorithm=algorithm, **options(self.local_steps, **changes)))
         self._results[engine] = run.play()
         self._runs[engine], self._watchers[engine] = run, watcher
 
@@ -176,7 +175,7 @@ class AlgorithmChecks:
             return local_backend(given._replace(plan=replace(given.plan, chunk=2, blockwise=True)))
 
         self._compare(
-            Run(self._spec(), make_backend=in_blocks).play(),
+            TrialRun(self._spec(), make_backend=in_blocks).play(),
             "a cohort in blocks, as on several ranks, must come to the result of the whole cohort",
             "do not use the number of rows, and keep nothing outside of the declared state",
         )
@@ -187,11 +186,11 @@ class AlgorithmChecks:
             return
         with tempfile.TemporaryDirectory(prefix="fedmos-check-") as folder:
             out = Path(folder) / "run"
-            Run(self._spec(rounds=ROUNDS // 2, out=out)).play()
-            resumed = Run(self._spec(out=out, resume=True)).play()
+            TrialRun(self._spec(rounds=ROUNDS // 2, out=out)).play()
+            resumed = TrialRun(self._spec(out=out, resume=True)).play()
         if _difference(self._results["batched"], resumed, 0.0) is None:
             return
-        again = Run(self._spec()).play()
+        again = TrialRun(self._spec()).play()
         advice = "keep everything that later rounds need in the declared state, and draw from fedmos.rng"
         self._compare(again, "the same run must come to the same bits", advice, exact=True)
         rule = "a resumed run must come to the bits of a run without a break"
@@ -205,7 +204,7 @@ class AlgorithmChecks:
         local = {} if self.local is None else {"local": self.local}
         runs = [{"algorithm": independent_copy(self.algorithm)}, {"algorithm": independent_copy(varied)}]
         merged = run_many(runs, **options(self.local_steps, **local))
-        alone = [self._results["batched"], Run(self._spec(varied)).play()]
+        alone = [self._results["batched"], TrialRun(self._spec(varied)).play()]
         for together, single in zip(merged, alone, strict=True):
             self._compare(
                 together,
@@ -220,7 +219,7 @@ class AlgorithmChecks:
             "draws", "varies", "cohort"
         ):
             return
-        loop, batched = (Run(self._spec(engine=engine, uplink=Float16())).play() for engine in ("loop", "batched"))
+        loop, batched = (TrialRun(self._spec(engine=engine, uplink=Float16())).play() for engine in ("loop", "batched"))
         self._compare(
             batched,
             "'delivered' must return for a client in a cohort what it returns for the client alone",

@@ -13,6 +13,7 @@ from torch.nn.utils import skip_init
 
 from ..data.federated import FederatedData
 from ..rng import Purpose, draws, normal, stream
+from ..run.run import Run
 from ..selection.availability import Availability
 from ..selection.full import FixedCohorts
 
@@ -24,6 +25,12 @@ ROUNDS = 4
 _COHORTS = ((0, 2, 3, 4, 6), (5,), (1,), (6, 4, 1, 4))
 """The third round has no client, see `Gaps`; client 4 is drawn twice in the fourth."""
 _WEIGHTS = ((0.4, 0.2, 0.1, 0.3, 0.25), (0.9,), (1.0,), (0.3, 0.15, 0.5, 0.1))
+
+
+class TrialRun(Run):
+    """A run of `fm.check`, which compares a cohort with single clients method by method."""
+
+    compares_cohorts = False
 
 
 @dataclass(frozen=True)

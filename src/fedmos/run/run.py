@@ -40,6 +40,7 @@ from .callback_checks import check_callbacks
 from .callback_list import CallbackList
 from .callbacks import progress_display
 from .client_evaluation import ClientEvaluation
+from .cohort_check import check_cohorts
 from .hostile import hostile_clients
 from .info import RunInfo
 from .initial_state import initial_state
@@ -66,6 +67,8 @@ class Run:
 
     client_evaluation = ClientEvaluation
     """How clients are evaluated (`evaluate_clients`)."""
+    compares_cohorts = True
+    """Whether the user's own methods are tried on a cohort and on single clients before the run."""
 
     def __init__(
         self,
@@ -104,6 +107,8 @@ class Run:
             earlier = None if spec.out is None else self._load_checkpoint(Path(spec.out))
             with self._interactive():
                 self.state = self._make_state(earlier, make_backend, secret)
+                if self.compares_cohorts and not self.interrupted:
+                    check_cohorts(spec, self.state)
         except BaseException:
             self.close()
             raise
