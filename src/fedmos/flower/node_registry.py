@@ -25,7 +25,7 @@ _log = logging.getLogger("fedmos")
 _HELLO_TIMEOUT = 60.0
 """Seconds after which an unanswered identification request is repeated."""
 _REFUSED_INTERVAL = 60.0
-"""Seconds after which a refused node is asked again: its app or its data may have been mended without a restart."""
+"""Seconds after which a refused node is asked again: its app or its data may have been corrected without a restart."""
 
 
 class NodeSession(NamedTuple):
