@@ -18,7 +18,7 @@ from fedmos.flower.client_runtime import ClientRuntime
 from fedmos.flower.deployment import Deployment
 from fedmos.flower.secret_noise import secret_normal, secret_words
 from fedmos.privacy.client_noise import SeededClientNoise
-from fedmos.privacy.discrete import discrete_gaussian_of
+from fedmos.privacy.discrete import discrete_gaussian
 from helpers.flower_runs import CLIENTS, EVERYONE, Deployed, arguments, assert_same
 
 MORE = pytest.mark.extended
@@ -111,7 +111,7 @@ def test_secret_numbers():
     assert len(normal) == len(words) == 2**20 + 3
     assert abs(float(normal.mean())) < 0.01
     assert abs(float(normal.std()) - 1) < 0.01
-    integers = discrete_gaussian_of(words, 3.0).double()
+    integers = discrete_gaussian(words, 3.0).double()
     assert abs(float(integers.mean())) < 0.02
     assert abs(float(integers.std()) - 3) < 0.03
     assert torch.equal(secret_words(5, b"seed"), words[:5])

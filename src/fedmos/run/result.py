@@ -268,7 +268,7 @@ class Result(Snapshot):
             number = operator.index(i)
         except TypeError:
             number = -1
-        if isinstance(i, bool) or not 0 <= number < len(self.last):
+        if isinstance(i, bool) or (not 0 <= number < len(self.last) and number not in self.clients):
             raise ValueError(f"{method}: 'i' must be a client from 0 to {len(self.last) - 1}, got {format_value(i)}")
         return number
 
