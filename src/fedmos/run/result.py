@@ -264,12 +264,14 @@ class Result(Snapshot):
 
     def _client(self, method: str, i: Any) -> int:
         """Return the number of a client, the argument of a method."""
+        N = len(self.last)  # 0 for a result that was made without it
         try:
-            number = operator.index(i)
+            number = -1 if isinstance(i, bool) else operator.index(i)
         except TypeError:
             number = -1
-        if isinstance(i, bool) or (not 0 <= number < len(self.last) and number not in self.clients):
-            raise ValueError(f"{method}: 'i' must be a client from 0 to {len(self.last) - 1}, got {format_value(i)}")
+        if number < 0 or 0 < N <= number:
+            last = f" to {N - 1}" if N else ""
+            raise ValueError(f"{method}: 'i' must be a client from 0{last}, got {format_value(i)}")
         return number
 
     def rounds_to(self, metric: str, target: float) -> int | None:
