@@ -11,7 +11,7 @@
 set -euo pipefail
 configuration=$1 out=$2
 shift 2
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export RAY_ADDRESS="$head:${PORT:-6379}"
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export RAY_ADDRESS="${hosts%%$'\n'*}:${PORT:-6379}"  # the first
 exec srun ray symmetric-run --address "$RAY_ADDRESS" --min-nodes "$SLURM_JOB_NUM_NODES" --num-cpus "$SLURM_CPUS_PER_TASK" -- \
     fedmos compare "$configuration" --out "$out" --on ray --quiet "$@"
