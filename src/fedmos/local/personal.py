@@ -101,6 +101,10 @@ class _PersonalGradient:
         self.own: Tensor | None = None
         """The personal part of the last gradient of the step at the client's current model."""
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what is no gradient; an unknown name is the error that it is without personal parameters."""
+        return getattr(self._grad, name)
+
     def __call__(self, y: Tensor) -> Tensor:
         return self._shared(y, self._grad(self._joined(y)), note=True)
 
