@@ -41,7 +41,9 @@ def check(run: Path, settings) -> None:
     assert torch.equal(found.params, expected.params)
 
 
-def test_clients_that_are_killed_rejoin_with_their_state(deployment, app, tmp_path):
+def test_clients_that_are_killed_rejoin_with_their_state(deployment, app, tmp_path, monkeypatch):
+    # Soon after the round began: a client that is killed while it sends its reply is late (docs/deploy/faults.md).
+    monkeypatch.setattr("fedmos.flower.local.local_deployment._STATUS_INTERVAL", 0.05)
     settings = configuration("SCAFFOLD", rounds=8, selection=EVERYONE)
 
     def kill(time: int) -> bool:
