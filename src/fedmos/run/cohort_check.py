@@ -1,7 +1,7 @@
 """The check, before a run, that the user's own methods compute for a client in a cohort what they compute for it alone.
 
-A number that is taken over a whole cohort in place of a client, as `g.norm()` without `dim`, is an error that no shape
-tells. The check calls methods of the user, and is made only where they contain such a function.
+A number of a whole cohort in place of a client, as `g.norm()` without `dim` gives, leaves all shapes as they should be.
+The check calls methods of the user, and is made only where they contain a reduction.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from ..local.compose import composed_optimizers
 from .reductions import reduces
 from .spec import RunSpec
 
-PHASES: tuple[Phase, Phase] = ("prepare", "train")
+_PHASES: tuple[Phase, Phase] = ("prepare", "train")
 _STEPS = 2
 """Local steps that are compared."""
 _TOLERANCE, _CODED_TOLERANCE = 1e-3, 0.05
-"""The relative differences that are taken for rounding, without codecs and with them, which can enlarge them."""
+"""The largest relative differences that count as rounding: without codecs, and with codecs, which enlarge them."""
 
 
 def check_cohorts(spec: RunSpec, state: FederatedState) -> None:
@@ -52,7 +52,7 @@ def check_cohorts(spec: RunSpec, state: FederatedState) -> None:
         return
     if len(state.task.data) < 2:
         return
-    for phase in PHASES if algorithm.prepares(state.t) else PHASES[1:]:
+    for phase in _PHASES if algorithm.prepares(state.t) else _PHASES[1:]:
         difference, before = None, GeneratorStates.now(state.x.device)
         with suppress(Exception), torch.no_grad():
             difference = _difference(state, _job(state, phase))
