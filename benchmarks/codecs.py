@@ -2,9 +2,9 @@
 
     python benchmarks/codecs.py mnist lenet --device cpu
 
-The jobs are those of engines.py, and a round is one of FedAvg, vectorised, without codecs. With `--runs`, rounds of
-`fm.run` with `uplink=` are timed too. On a GPU, encoding and decoding are captured as a CUDA graph, as in a run. Times
-are the least of several repetitions.
+The jobs are those of engines.py, and a round is one of FedAvg, vectorised (or compiled, `--engine`), without codecs.
+With `--runs`, rounds of `fm.run` with `uplink=` are timed too. On a GPU, encoding and decoding are captured as a CUDA
+graph, as in a run. Times are the least of several repetitions.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def least(work: Callable[[], Any], repeat: int) -> float:
     return min(times[1:])
 
 
-def round_time(name: str, device: str, uplink: Codec | None = None) -> float:
+def round_time(name: str, device: str, engine: str, uplink: Codec | None = None) -> float:
     """Return the least time of a round, in seconds."""
-    ours = Ours(JOBS[name], "FedAvg", device, "batched", None)
+    ours = Ours(JOBS[name], "FedAvg", device, engine, None)
     if uplink is not None:
         ours.arguments["uplink"] = uplink
     return min(ours.times(3, 15)[0])
@@ -71,12 +71,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", action="store_true", help="also time rounds of fm.run with the codec")
     parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--engine", default="batched", choices=["batched", "compiled"])
     given = parser.parse_args()
     keep_memory()
     for name in given.jobs:
         job = JOBS[name]
         size = sum(p.numel() for p in job.model().parameters())
-        alone = round_time(name, given.device)
+        alone = round_time(name, given.device, given.engine)
         print(f"{name}: {job.cohort} clients, {size:,} parameters, {1e3 * alone:.1f} ms a round on {given.device}")
         print(f"  {'codec':<30} {'bytes':>12} {'less':>7} {'encode':>9} {'decode':>9} {'of a round':>11}")
         v = torch.randn(job.cohort, size, generator=torch.Generator().manual_seed(0)).to(given.device)
@@ -86,7 +87,7 @@ def main() -> None:
             line = f"  {title:<30} {sent:>12,} {4 * size / sent:>6.1f}× {1e3 * encode:>6.2f} ms {1e3 * decode:>6.2f} ms"
             line += f" {100 * (encode + decode) / alone:>9.2f} %"
             if given.runs:
-                line += f"   {1e3 * round_time(name, given.device, codec):.1f} ms a round"
+                line += f"   {1e3 * round_time(name, given.device, given.engine, codec):.1f} ms a round"
             print(line, flush=True)
 
 

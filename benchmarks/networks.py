@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,6 +95,8 @@ class Gpt(nn.Module):
     """`nn.TransformerEncoderLayer` with a causal mask; classifies by the last position."""
 
     mask: Tensor
+    is_causal: bool | None = None
+    """Whether the mask is known to be causal; None lets PyTorch read it, which a CUDA graph cannot capture."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -104,7 +108,7 @@ class Gpt(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(size.length))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.layers(self.embed(x) + self.place, self.mask)
+        x = self.layers(self.embed(x) + self.place, self.mask, is_causal=self.is_causal)
         return self.score(x[:, -1])  # type: ignore[no-any-return]
 
 
@@ -186,12 +190,21 @@ def logits(returned: Any) -> Tensor:
     return scores
 
 
-def ours(network: Network, size: Size, engine: str, device: str, rounds: int) -> tuple[float, str]:
+def ours(
+    network: Network,
+    size: Size,
+    engine: str,
+    device: str,
+    rounds: int,
+    when_warm: Callable[[], object] = lambda: None,
+) -> tuple[float, str]:
     """Return the median time of a round of `fm.run`, and the engine."""
     marks: list[float] = []
 
     def mark(record: fm.Record) -> None:
         synchronise()
+        if len(marks) == 2:
+            when_warm()
         marks.append(time.perf_counter())
         if len(marks) > rounds + 2:
             raise KeyboardInterrupt
@@ -216,6 +229,8 @@ def central(network: Network, size: Size, device: str, rounds: int) -> float:
     """Return the median time of the steps of a centralised model on the cohort's samples."""
     torch.manual_seed(0)
     model = apply_batchnorm(network.model(size), network.batchnorm).to(device)
+    if isinstance(model, Gpt):
+        model.is_causal = True
     parameters = [p for p in model.parameters() if p.requires_grad]
     pairs = network.federation(size)
     n = size.clients * size.batch
@@ -240,6 +255,15 @@ def central(network: Network, size: Size, device: str, rounds: int) -> float:
     return statistics.median(taken[1:])
 
 
+def profiled(network: Network, size: Size, device: str, rounds: int) -> str:
+    """Return the kernels of a few rounds, the longest first."""
+    found = torch.profiler.profile()
+    ours(network, size, "batched", device, rounds, when_warm=found.start)
+    found.stop()
+    by = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
+    return found.key_averages().table(sort_by=by, row_limit=30, max_name_column_width=90)
+
+
 def synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -249,20 +273,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"any of {', '.join(NETWORKS)}")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--warm", action="store_true", help="only compile the centralised steps, to fill the compiler's cache"
+    )
+    parser.add_argument("--row", action="store_true", help="only print the rows of the table")
+    parser.add_argument("--profile", action="store_true", help="only print the kernels of rounds, engine='batched'")
     parser.add_argument("--small", action="store_true", default=not torch.cuda.is_available())
     given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     keep_memory()
-    where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, {where}; ms a round, median of {given.rounds} rounds\n")
-    headings = ("network", "loop", "auto", "chosen", "central", "auto / central", "loop / auto")
-    print("| " + " | ".join(headings) + " |\n" + "|---" * len(headings) + "|")
+    sizes = {name: NETWORKS[name].small if given.small else NETWORKS[name].large for name in given.networks}
+    for name in given.networks if given.warm else []:
+        central(NETWORKS[name], sizes[name], device, 1)
+    for name in given.networks if given.profile else []:
+        print(f"\n{name}\n{profiled(NETWORKS[name], sizes[name], device, given.rounds)}", flush=True)
+    if given.warm or given.profile:
+        return
+    if not given.row:
+        where = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+        print(f"torch {torch.__version__}, {where}; ms a round, median of {given.rounds} rounds\n")
+        headings = ("network", "loop", "auto", "chosen", "central", "auto / central", "loop / auto")
+        print("| " + " | ".join(headings) + " |\n" + "|---" * len(headings) + "|", flush=True)
+        options = ["--row", "--rounds", str(given.rounds), *(["--small"] if given.small else [])]
+        for name in given.networks:  # in a process of its own, with memory of its own
+            subprocess.run([sys.executable, __file__, name, *options], check=False)
+        return
     for name in given.networks:
-        network = NETWORKS[name]
-        size = network.small if given.small else network.large
-        loop, _ = ours(network, size, "loop", device, given.rounds)
-        auto, chosen = ours(network, size, "auto", device, given.rounds)
-        best = central(network, size, device, given.rounds)
+        loop, _ = ours(NETWORKS[name], sizes[name], "loop", device, given.rounds)
+        auto, chosen = ours(NETWORKS[name], sizes[name], "auto", device, given.rounds)
+        best = central(NETWORKS[name], sizes[name], device, given.rounds)
         times = f"{1e3 * loop:.1f} | {1e3 * auto:.1f} | {chosen} | {1e3 * best:.1f}"
         print(f"| {name} | {times} | {auto / best:.2f} | {loop / auto:.1f} |", flush=True)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/privacy.py mnist --device cpu
 
-The jobs are those of engines.py. Rounds of `fm.run` with FedAvg, vectorised, with and without `privacy=`, alternate, so
-that other load on the machine meets both. Times are the least of all rounds. `--mechanism` chooses one of
-`MECHANISMS`.
+The jobs are those of engines.py. Rounds of `fm.run` with FedAvg, vectorised (or compiled, `--engine`), with and without
+`privacy=`, alternate, so that other load on the machine meets both. Times are the least of all rounds. `--mechanism`
+chooses one of `MECHANISMS`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MECHANISMS = {
 }
 
 
-def round_time(name: str, device: str, mechanism: str, private: bool) -> float:
+def round_time(name: str, device: str, engine: str, mechanism: str, private: bool) -> float:
     """Return the least time of a round, in seconds."""
-    ours = Ours(JOBS[name], "FedAvg", device, "batched", None)
+    ours = Ours(JOBS[name], "FedAvg", device, engine, None)
     if mechanism == "MatrixFactorization":
         ours.arguments["selection"] = fm.Cyclic(m=ours.arguments["selection"].m)
     if mechanism == "DiscreteGaussian":
@@ -42,10 +42,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--mechanism", default="Gaussian", choices=list(MECHANISMS))
+    parser.add_argument("--engine", default="batched", choices=["batched", "compiled"])
     given = parser.parse_args()
     for name in given.jobs:
         pairs = [
-            [round_time(name, given.device, given.mechanism, private) for private in (False, True)]
+            [round_time(name, given.device, given.engine, given.mechanism, private) for private in (False, True)]
             for _ in range(given.repeat)
         ]
         plain, private = (min(times) for times in zip(*pairs, strict=True))

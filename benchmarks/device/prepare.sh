@@ -31,7 +31,7 @@ fetch hf transformers tokenizers huggingface-hub hf-xet regex pyyaml filelock fs
 models=.carry/hf/transformers/models
 for folder in "$models"/*/; do
     case "$(basename "$folder")" in
-        auto | bert | distilbert | gpt2 | vit | roberta | encoder_decoder) ;;
+        auto | bert | bloom | distilbert | gpt2 | vit | roberta | encoder_decoder) ;;
         *) rm -rf "$folder" ;;
     esac
 done

@@ -255,7 +255,10 @@ def test_a_layer_calls_attention_once_for_all_clients(clients, monkeypatch):
     monkeypatch.setattr(kernel, "_attend", lambda q, *more: shapes.append(tuple(q.shape)) or attend(q, *more))
     train(model, data, engine="batched", local_steps=1)
     of_cohort = [shape for shape in shapes if shape[0] == clients * 3]
-    assert len(of_cohort) == 3 * 2  # layers, each in the forward and in the backward pass
+    # Layers, each in the forward and in the backward pass. On a GPU, a program is called again to be captured.
+    assert of_cohort
+    assert len(of_cohort) % (3 * 2) == 0
+    assert len(of_cohort) == 3 * 2 or DEVICE != "cpu"
     shapes.clear()
     train(model, data, engine="loop", local_steps=1)
     assert not [shape for shape in shapes if shape[0] > 5]  # the trial before the run has five samples

@@ -82,6 +82,8 @@ class CohortRecurrence(TorchFunctionMode):
             return _pad(*args)
         if func is Tensor.scatter_ and is_vectorised(args[0]) and len(args) == 4 and not kwargs:
             return args[0].copy_(args[0].scatter(*args[1:]))  # packing calls it; in place, vmap has no rule for it
+        if func is torch.sort and is_vectorised(args[0]) and len(args) == 1:
+            return func(*args, **kwargs | {"stable": True})  # sequences of one length keep their order on a GPU too
         if func is Tensor.data_ptr and is_functorch_wrapped_tensor(args[0]):
             return 0  # RNNBase.flatten_parameters compares addresses, and leaves weights alone that share one
         if func in (Tensor.cpu, Tensor.to) and is_vectorised(args[0]) and args[0].device.type != "cpu":

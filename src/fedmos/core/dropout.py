@@ -22,6 +22,10 @@ from .module_kind import UnsuitableModel
 @Operator("kept")
 def _kept(key: Tensor, count: int, p: float) -> Tensor:
     """Return the mask of kept numbers, (…, count), for keys (…,)."""
+    if key.device.type == "cuda":
+        from ..kernels import hash_mask
+
+        return hash_mask.at_least(key, count, p)
     return at_least(key, count, p)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .convolution_ops import channels_last, convolution_backward, empty_channels_last
+from .convolution_ops import channels_last, convolution_backward, empty_channels_last, padding
 from .switch import Switch
 
 _LARGE = 5_000_000
@@ -54,6 +54,25 @@ class CohortConv2d(nn.Conv2d):
         return x.shape[0] * places * self.weight.numel() >= _LARGE
 
 
+class CohortConv1d(nn.Conv1d):
+    """A convolution of series on a GPU, as images of one row. It shares the parameters of the layer it replaces."""
+
+    def __init__(self, layer: nn.Conv1d, precision: str | None) -> None:
+        nn.Module.__init__(self)
+        self.__dict__ |= layer.__dict__ | {"_parameters": dict(layer._parameters)}
+        self.narrow = precision == "bf16"
+        self.products = "tf32" if precision else "tf32x3"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 3 or x.device.type == "cpu":
+            return super().forward(x)
+        x, w = x.unsqueeze(-2), self.weight.unsqueeze(-2)
+        if self.narrow:
+            x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
+        y = _convolution(x, w, self.stride[0], int(self.padding[0]), self.products).squeeze(-2)
+        return (y if self.bias is None else y + self.bias[:, None]).contiguous()
+
+
 def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
     if has_torch_function((x, w)):  # so that a mode sees which line makes the images
         seen: Tensor = handle_torch_function(_convolution, (x, w), x, w, stride, pad, precision)
@@ -62,25 +81,24 @@ def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) ->
     return y
 
 
-def replace_convolutions(model: nn.Module, precision: str | None) -> None:
-    """Replace the supported convolutions of `model` in place."""
-    new: dict[int, CohortConv2d] = {}
+def replace_convolutions(model: nn.Module, precision: str | None, series: bool = False) -> None:
+    """Replace the supported convolutions of images, and of `series`, of `model` in place."""
+    cohort: dict[Any, Any] = {nn.Conv2d: CohortConv2d} | ({nn.Conv1d: CohortConv1d} if series else {})
+    new: dict[int, nn.Module] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):
-        if name and type(module) is nn.Conv2d and module.groups == 1 and is_square(module):
-            model.set_submodule(name, new.setdefault(id(module), CohortConv2d(module, precision)))
+        if name and type(module) in cohort and module.groups == 1 and is_square(module):
+            model.set_submodule(name, new.setdefault(id(module), cohort[type(module)](module, precision)))
 
 
-def is_square(layer: nn.Conv2d) -> bool:
-    """Whether the kernel, stride and padding of a plain layer are the same along both axes."""
+def is_square(layer: nn.Conv1d | nn.Conv2d) -> bool:
+    """Whether the kernel, stride and padding of a plain layer are the same along all axes."""
     return (
         not any(v for k, v in vars(layer).items() if k.endswith("_hooks"))
         and "weight" in layer._parameters
-        and layer.dilation == (1, 1)
+        and set(layer.dilation) == {1}
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
-        and layer.stride[0] == layer.stride[1]
-        and layer.padding[0] == layer.padding[1]
-        and layer.kernel_size[0] == layer.kernel_size[1]
+        and len(set(layer.stride)) == len(set(layer.padding)) == len(set(layer.kernel_size)) == 1
         and layer.padding[0] < layer.kernel_size[0]
     )
 
@@ -108,7 +126,7 @@ def without_unused_taps(x: Tensor, w: Tensor, stride: int, pad: int) -> tuple[Te
 class _Convolution(Function):
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-        return F.conv2d(x, w, stride=stride, padding=pad)
+        return F.conv2d(x, w, stride=stride, padding=padding(w.shape[-2:], pad))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -120,14 +138,15 @@ class _Convolution(Function):
         x, w = ctx.saved_tensors
         of_input, of_weight = ctx.needs_input_grad[:2]
         dx = _InputGradient.apply(dy, w, *x.shape[-2:], *ctx.how) if of_input else None  # type: ignore[no-untyped-call]
-        dw = _WeightGradient.apply(x, dy, w.shape[-1], *ctx.how) if of_weight else None  # type: ignore[no-untyped-call]
+        dw = _WeightGradient.apply(x, dy, list(w.shape[-2:]), *ctx.how) if of_weight else None  # type: ignore[no-untyped-call]
         return dx, dw, None, None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Any:
         if in_dims[1] is None:
             x = _merge_samples(x, in_dims[0])
-            return _split_samples(F.conv2d(x, w, stride=stride, padding=pad), info.batch_size), 0
+            y = F.conv2d(x, w, stride=stride, padding=padding(w.shape[-2:], pad))
+            return _split_samples(y, info.batch_size), 0
         shared = in_dims[0] is None
         x, w = clients_first(info, in_dims, x, w)
         if x.device.type == "cpu":
@@ -136,9 +155,10 @@ class _Convolution(Function):
             # All clients share one set of images, as in evaluation: concatenate their output channels.
             y = torch.ops.fedmos.convolution(x[:1], w.flatten(0, 1)[None], stride, pad, precision)
             return y[:, 0].unflatten(1, (len(w), -1)), 1
-        if _use_own_kernel("forward", x, w.shape[2], len(w), w.shape[-1], stride, precision):
+        if _use_own_kernel("forward", x, w.shape[2], w.shape[1], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution(x, w, stride, pad, precision), 1
-        y = F.conv2d(_merge_clients(x), channels_last(w.flatten(0, 1)), None, stride, pad, 1, len(w))
+        pads = padding(w.shape[-2:], pad)
+        y = F.conv2d(_merge_clients(x), channels_last(w.flatten(0, 1)), None, stride, pads, 1, len(w))
         return _split_clients(y, len(w)), 1
 
 
@@ -164,7 +184,7 @@ class _InputGradient(Function):
         dy, w = clients_first(info, in_dims, dy, w)
         if dy.device.type == "cpu":
             return torch.ops.fedmos.each_convolution_input(dy, w, h, v, stride, pad), 0
-        if _use_own_kernel("input", dy, w.shape[1], len(w), w.shape[-1], stride, precision):
+        if _use_own_kernel("input", dy, w.shape[1], w.shape[2], len(w), w.shape[-1], stride, precision):
             return torch.ops.fedmos.convolution_input(dy, w, h, v, stride, pad, precision), 1
         x = empty_channels_last(dy, (dy.shape[1], w.shape[0] * w.shape[2], h, v))
         dx = convolution_backward(
@@ -175,8 +195,8 @@ class _InputGradient(Function):
 
 class _WeightGradient(Function):
     @staticmethod
-    def forward(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-        w = x.new_empty((dy.shape[1], x.shape[1], kernel, kernel))
+    def forward(x: Tensor, dy: Tensor, kernel: list[int], stride: int, pad: int, precision: str) -> Tensor:
+        w = x.new_empty((dy.shape[1], x.shape[1], *kernel))
         return convolution_backward(dy, x, w, stride, pad, 1, (False, True))
 
     @staticmethod
@@ -184,24 +204,34 @@ class _WeightGradient(Function):
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Any:
+    def vmap(
+        info: Any, in_dims: Any, x: Tensor, dy: Tensor, kernel: list[int], stride: int, pad: int, precision: str
+    ) -> Any:
         x, dy = clients_first(info, in_dims, x, dy)
         if x.device.type == "cpu":
-            return torch.ops.fedmos.each_convolution_weight(x, dy, kernel, stride, pad), 0
+            return torch.ops.fedmos.each_convolution_weight(x, dy, kernel[0], stride, pad), 0
         M, C, CO = len(x), x.shape[2], dy.shape[2]
-        if _use_own_kernel("weight", x, C, M, kernel, stride, precision):
+        if _use_own_kernel("weight", x, C, CO, M, kernel[-1], stride, precision):
             return torch.ops.fedmos.convolution_weight(x, dy, kernel, stride, pad, precision), 0
-        w = empty_channels_last(x, (M * CO, C, kernel, kernel))
+        w = empty_channels_last(x, (M * CO, C, *kernel))
         dw = convolution_backward(_merge_clients(dy), _merge_clients(x), w, stride, pad, M, (False, True))
         return dw.unflatten(0, (M, CO)), 0
 
 
 def _use_own_kernel(
-    what: str, x: Tensor, channels: int, clients: int, kernel: int, stride: int, precision: str
+    what: str, x: Tensor, channels: int, others: int, clients: int, kernel: int, stride: int, precision: str
 ) -> bool:
     """Return whether our own kernel is faster, by measurements.
 
-    `channels` is the number of channels that are summed over, or for the weight gradient those of x.
+    Args:
+        what: "forward", or the gradient of the "input" or the "weight".
+        x: The images.
+        channels: The number of channels that are summed over, or for the weight gradient those of x.
+        others: The number of the other channels.
+        clients: The number of clients.
+        kernel: The size of the kernel.
+        stride: The stride.
+        precision: How our own kernel multiplies float32.
     """
     if x.dtype == torch.float64:
         return False
@@ -211,8 +241,9 @@ def _use_own_kernel(
         if what == "weight":  # at 256 channels PyTorch takes ten times as long
             return channels <= 15 or 256 <= channels < 512
         return channels <= 256 if what == "input" else channels <= 64 or channels >= 256
-    if precision != "tf32":
-        return channels <= (32 if what == "weight" or clients >= 20 else 15)
+    if precision != "tf32":  # PyTorch has no grouped kernels of full precision, and computes client by client
+        fewer = clients < 10 and min(channels, others) > 16  # then it does so faster
+        return what != "weight" or channels <= 15 or others >= (2 if channels > 64 or fewer else 1) * channels
     if what == "weight" and channels >= 256 and x.shape[-2] * x.shape[-1] <= 4:  # PyTorch launches these by client
         return True
     return channels <= {"forward": 64, "input": 256, "weight": 32}[what]

@@ -1,6 +1,7 @@
 """Convolutions of a cohort as operators that tracing and compiling treat as opaque.
 
-Shapes: x (M, B, C, H, W), w (M, CO, C, K, K).
+Shapes: x (M, B, C, H, W), w (M, CO, C, K, K), or (M, CO, C, 1, K) for series as images of one row, which are padded
+along the row only.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ def channels_last(x: Tensor) -> Tensor:
     return stored
 
 
+def padding(kernel: Sequence[int], pad: int) -> list[int]:
+    """Return the padding of both axes of images, for a square kernel or a kernel of one row."""
+    return [pad if kernel[0] == kernel[1] else 0, pad]
+
+
 def convolution_backward(
     dy: Tensor, x: Tensor, w: Tensor, stride: int, pad: int, groups: int, wanted: tuple[bool, bool]
 ) -> Tensor:
     """Return PyTorch's gradient of a convolution: of its input if wanted[0], else of its weights."""
-    how = ([stride] * 2, [pad] * 2, [1, 1], False, [0, 0], groups, [*wanted, False])
+    how = ([stride] * 2, padding(w.shape[-2:], pad), [1, 1], False, [0, 0], groups, [*wanted, False])
     dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *how)
     gradient: Tensor = dx if wanted[0] else dw
     return gradient
@@ -48,8 +54,9 @@ def _convolution(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) ->
 
 @_convolution.register_fake
 def _(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-    size = [(n + 2 * pad - w.shape[-1]) // stride + 1 for n in x.shape[3:]]
-    return empty_images(x, x.shape[1], x.shape[0], w.shape[1], *size)
+    kernel = w.shape[-2:]
+    both = zip(x.shape[3:], padding(kernel, pad), kernel, strict=True)
+    return empty_images(x, x.shape[1], x.shape[0], w.shape[1], *((n + 2 * p - k) // stride + 1 for n, p, k in both))
 
 
 @Operator("convolution_input")
@@ -65,15 +72,15 @@ def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, precision: s
 
 
 @Operator("convolution_weight")
-def _convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
+def _convolution_weight(x: Tensor, dy: Tensor, kernel: list[int], stride: int, pad: int, precision: str) -> Tensor:
     from . import implicit_gemm
 
     return implicit_gemm.weight_gradient(x, dy, kernel, stride, pad, precision)
 
 
 @_convolution_weight.register_fake
-def _(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], kernel, kernel))
+def _(x: Tensor, dy: Tensor, kernel: list[int], stride: int, pad: int, precision: str) -> Tensor:
+    return x.new_empty((x.shape[0], dy.shape[2], x.shape[2], *kernel))
 
 
 # On a CPU: PyTorch's convolutions, one client after another, channels last.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 # mypy: ignore-errors
 # Triton has no types, and its kernels are not quite Python.
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -19,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .convolution_ops import padding
 from .layout import empty_images
 from .tiles import STAGES, forward_tiles, weight_tiles
 
@@ -45,7 +47,8 @@ def _forward(
     KH: tl.constexpr,
     KW: tl.constexpr,
     stride: tl.constexpr,
-    pad: tl.constexpr,
+    pad_h: tl.constexpr,
+    pad_w: tl.constexpr,
     dilation: tl.constexpr,
     PRECISION: tl.constexpr,
     BR: tl.constexpr,
@@ -62,7 +65,7 @@ def _forward(
     r = tl.program_id(0) * BR + tl.arange(0, BR)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     b, at = r // (OH * OW), r % (OH * OW)
-    top, left = (at // OW) * stride - pad, (at % OW) * stride - pad
+    top, left = (at // OW) * stride - pad_h, (at % OW) * stride - pad_w
     # The address of a patch element is the sum of an offset of its row and an offset of its tap.
     x_row = x + m * x_m + b.to(tl.int64) * x_b
     if dilation == 1:
@@ -84,7 +87,7 @@ def _forward(
             h, v = top[:, None] + kh[None, :], left[:, None] + kw[None, :]
             inside = (r < rows)[:, None] & (t < T)[None, :]
         if dilation == 1:
-            if pad > 0:
+            if pad_h > 0 or pad_w > 0:
                 inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
             patch = tl.load(x_row[:, None] + x_tap[None, :], mask=inside, other=0.0)
         else:
@@ -126,7 +129,8 @@ def _weight(
     KH: tl.constexpr,
     KW: tl.constexpr,
     stride: tl.constexpr,
-    pad: tl.constexpr,
+    pad_h: tl.constexpr,
+    pad_w: tl.constexpr,
     share: tl.constexpr,
     PRECISION: tl.constexpr,
     BR: tl.constexpr,
@@ -160,12 +164,12 @@ def _weight(
         real = r < rows
         b, at = (r // (OH * OW)).to(tl.int64), r % (OH * OW)
         oh, ow = at // OW, at % OW
-        top, left = oh * stride - pad, ow * stride - pad
+        top, left = oh * stride - pad_h, ow * stride - pad_w
         x_row = b * x_b + top * x_h + left * x_w
         inside = real[:, None]
         if not WIDE:
             inside = inside & (t < T)[None, :]
-        if pad > 0:
+        if pad_h > 0 or pad_w > 0:
             h, v = top[:, None] + kh, left[:, None] + kw
             inside = inside & (h >= 0) & (v >= 0) & (h < H) & (v < W)
         patch = tl.load(x_tap[None, :] + x_row[:, None], mask=inside, other=0.0)
@@ -191,17 +195,24 @@ def _shared_memory(device: torch.device) -> int:
 
 
 def _product(
-    x: Tensor, taps: Tensor, size: tuple[int, int], kernel: int, stride: int, pad: int, dilation: int, precision: str
+    x: Tensor,
+    taps: Tensor,
+    size: tuple[int, int],
+    kernel: Sequence[int],
+    stride: int,
+    pads: Sequence[int],
+    dilation: int,
+    precision: str,
 ) -> Tensor:
-    """Convolve x (M, B, C, H, W) with weights `taps` (M, CO, K·K·C) to (B, M, CO, OH, OW)."""
+    """Convolve x (M, B, C, H, W) with weights `taps` (M, CO, KH·KW·C) to (B, M, CO, OH, OW)."""
     M, B, C, H, W = x.shape
     CO, (OH, OW) = taps.shape[1], size
-    rows, T = B * OH * OW, kernel * kernel * C
+    rows, T = B * OH * OW, kernel[0] * kernel[1] * C
     out = empty_images(x, B, M, CO, OH, OW)
-    BR, BT, BO, warps = forward_tiles(x, CO, rows, T, pad)
+    BR, BT, BO, warps = forward_tiles(x, CO, rows, T, max(pads))
     grid = (triton.cdiv(rows, BR), triton.cdiv(CO, BO), M)
     _forward[grid](
-        x, taps, out, *x.stride(), out.stride(1), out.stride(4), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad,
+        x, taps, out, *x.stride(), out.stride(1), out.stride(4), rows, C, H, W, OH, OW, CO, *kernel, stride, *pads,
         dilation, PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=warps,
         num_stages=2 if C % 16 and T >= 128 else STAGES,
     )  # fmt: skip
@@ -209,35 +220,37 @@ def _product(
 
 
 def forward(x: Tensor, w: Tensor, stride: int, pad: int, precision: str) -> Tensor:
-    """Convolve the images of each client: x (M, B, C, H, W), w (M, CO, C, K, K)."""
-    M, CO, C, K, _ = w.shape
-    size = ((x.shape[3] + 2 * pad - K) // stride + 1, (x.shape[4] + 2 * pad - K) // stride + 1)
-    taps = w.permute(0, 1, 3, 4, 2).reshape(M, CO, K * K * C).contiguous()
-    return _product(x, taps, size, K, stride, pad, 1, precision)
+    """Convolve the images of each client: x (M, B, C, H, W), w (M, CO, C, KH, KW)."""
+    (M, CO), kernel = w.shape[:2], w.shape[3:]
+    pads = padding(kernel, pad)
+    size = tuple((n + 2 * p - k) // stride + 1 for n, p, k in zip(x.shape[3:], pads, kernel, strict=True))
+    taps = w.permute(0, 1, 3, 4, 2).reshape(M, CO, -1).contiguous()
+    return _product(x, taps, size, kernel, stride, pads, 1, precision)
 
 
 def input_gradient(dy: Tensor, w: Tensor, size: tuple[int, int], stride: int, pad: int, precision: str) -> Tensor:
     """Return the gradient of inputs of height and width `size`: a convolution of dy with flipped weights."""
-    M, CO, C, K, _ = w.shape
-    taps = w.flip(3, 4).permute(0, 2, 3, 4, 1).reshape(M, C, K * K * CO).contiguous()
-    return _product(dy, taps, size, K, 1, K - 1 - pad, stride, precision)
+    M, _, C, *kernel = w.shape
+    taps = w.flip(3, 4).permute(0, 2, 3, 4, 1).reshape(M, C, -1).contiguous()
+    pads = [k - 1 - p for k, p in zip(kernel, padding(kernel, pad), strict=True)]
+    return _product(dy, taps, size, kernel, 1, pads, stride, precision)
 
 
-def weight_gradient(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, precision: str) -> Tensor:
-    """Return the gradient of the weights, (M, CO, C, K, K). Shares of the rows are summed in a fixed order."""
+def weight_gradient(x: Tensor, dy: Tensor, kernel: Sequence[int], stride: int, pad: int, precision: str) -> Tensor:
+    """Return the gradient of the weights, (M, CO, C, KH, KW). Shares of the rows are summed in a fixed order."""
     M, B, C, H, W = x.shape
     CO, OH, OW = dy.shape[2:]
-    T, rows = kernel * kernel * C, B * OH * OW
+    T, rows = kernel[0] * kernel[1] * C, B * OH * OW
     BR, BT, BO, shares = weight_tiles(x, CO, rows, T, _shared_memory(x.device))
     share = triton.cdiv(triton.cdiv(rows, shares), BR) * BR
     shares = triton.cdiv(rows, share)
     out = torch.empty((shares, M, T * CO), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(T, BT), triton.cdiv(CO, BO) * shares, M)
     _weight[grid](
-        x, dy, out, *x.stride(), *dy.stride(), rows, C, H, W, OH, OW, CO, kernel, kernel, stride, pad, share,
+        x, dy, out, *x.stride(), *dy.stride(), rows, C, H, W, OH, OW, CO, *kernel, stride, *padding(kernel, pad), share,
         PRECISION=precision, BR=BR, BT=BT, BO=BO, num_warps=4, num_stages=STAGES,
     )  # fmt: skip
     total = (out[0] if shares == 1 else out.sum(0)).to(x.dtype)
     if C % BT:  # few channels
-        return total.view(M, CO, C, kernel, kernel)
-    return total.view(M, kernel, kernel, C, CO).permute(0, 4, 3, 1, 2).contiguous()
+        return total.view(M, CO, C, *kernel)
+    return total.view(M, *kernel, C, CO).permute(0, 4, 3, 1, 2).contiguous()
