@@ -5,18 +5,20 @@ python benchmarks/studies.py train JOB … --out runs/studies # writes STUDY/JOB
 python docs/comparison/build_studies.py runs/studies        # the tables of the pages
 
 A job is a method with one variant (a codec, an ε, a server that waits or does not). It finds a step size on seed 1000,
-then trains the seeds of the study. Data sets are read from $FEDMOS_DATA. FEDMOS_STUDY_ROUNDS limits the rounds of all
-runs.
+then trains the seeds of the study, `--processes` of them at once. A job whose file has some of its runs continues.
+Data sets are read from $FEDMOS_DATA. FEDMOS_STUDY_ROUNDS limits the rounds of all runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -286,17 +288,19 @@ def key(study: Study, variant: str, run: Settings) -> tuple[float, float]:
     return (-least, run[study.score(variant)])
 
 
-def tune(study: Study, method: str, variant: str) -> Iterator[dict[str, Any]]:
+def tune(study: Study, method: str, variant: str, before: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Try step sizes from the largest down, until one is worse than the one before, with each of the other values.
 
-    That a step size is worse than one that does not train either says nothing about smaller ones.
+    That a step size is worse than one that does not train either says nothing about smaller ones. Runs that an
+    interrupted job made `before` are not repeated.
     """
+    made = iter(before)
     best: tuple[float, float] | None = None
     for values in study.grid:
         previous = None
         for lr in study.step_sizes:
             limit = float("inf") if best is None else -best[0]
-            run = one_run(study, method, variant, TUNING_SEED, {"lr": lr, **values}, limit)
+            run = next(made, None) or one_run(study, method, variant, TUNING_SEED, {"lr": lr, **values}, limit)
             yield run
             now = key(study, variant, run)
             if previous is not None and now < previous:
@@ -305,24 +309,35 @@ def tune(study: Study, method: str, variant: str) -> Iterator[dict[str, Any]]:
             best = now if best is None else max(best, now)
 
 
-def train(name: str, out: Path) -> None:
-    """Train the runs of a job, and write its file after each."""
+def train(name: str, out: Path, processes: int) -> None:
+    """Train the runs of a job that its file lacks, and write the file after each."""
     study_name, method, variant = name.split(":")
     study = STUDIES[study_name]
+    file = out / study_name / f"{method}-{variant}.json"
     made: dict[str, Any] = {"study": study_name, "method": method, "variant": variant, "tried": [], "runs": []}
     made |= {"torch": torch.__version__, "rounds": limited(study.rounds)}
     if study_name == "private":
         made["noise_multiplier"] = noise(float(variant))
-    file = out / study_name / f"{method}-{variant}.json"
-    for run in tune(study, method, variant):
-        made["tried"].append({k: v for k, v in run.items() if k != "curve"})
-        write(file, made)
-    best = max(made["tried"], key=lambda run: key(study, variant, run))
-    made["tuned"] = {"lr": best["lr"], **{k: best[k] for k in study.grid[0]}}
-    for seed in study.seeds:
-        made["runs"].append(one_run(study, method, variant, seed, made["tuned"]))
-        write(file, made)
+    if file.exists():
+        made |= {k: v for k, v in json.loads(file.read_text("utf-8")).items() if k in ("tried", "tuned", "runs")}
+    if "tuned" not in made:
+        before, made["tried"] = made["tried"], []
+        for run in tune(study, method, variant, before):
+            made["tried"].append({k: v for k, v in run.items() if k != "curve"})
+            write(file, made)
+        best = max(made["tried"], key=lambda run: key(study, variant, run))
+        made["tuned"] = {"lr": best["lr"], **{k: best[k] for k in study.grid[0]}}
+    seeds = [seed for seed in study.seeds if seed not in [run["seed"] for run in made["runs"]]]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        futures = [pool.submit(seed_run, study_name, method, variant, seed, made["tuned"]) for seed in seeds]
+        for future in as_completed(futures):
+            made["runs"] = sorted([*made["runs"], future.result()], key=lambda run: study.seeds.index(run["seed"]))
+            write(file, made)
     write(file, made | {"complete": True})
+
+
+def seed_run(study: str, method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+    return one_run(STUDIES[study], method, variant, seed, tuned)
 
 
 def train_robust(attack_name: str, out: Path) -> None:
@@ -379,6 +394,7 @@ def main() -> None:
     parser.add_argument("command", choices=["list", "train"])
     parser.add_argument("names", nargs="*", help="studies to list, or jobs to train")
     parser.add_argument("--out", type=Path, default=Path("runs/studies"))
+    parser.add_argument("--processes", type=int, default=1, help="seeds to train at once")
     given = parser.parse_args()
     if given.command == "list":
         if unknown := set(given.names) - {*STUDIES, "robust"}:
@@ -387,7 +403,9 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     for name in given.names:
-        train_robust(name.split(":", 1)[1], given.out) if name.startswith("robust:") else train(name, given.out)
+        train_robust(name.split(":", 1)[1], given.out) if name.startswith("robust:") else train(
+            name, given.out, given.processes
+        )
 
 
 if __name__ == "__main__":
