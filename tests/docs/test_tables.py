@@ -107,6 +107,35 @@ def test_tables_of_fl_simulator_s_setting_are_those_of_its_numbers():
     assert "| FedAvg | 80.65 | 12.34 | ended after 250 |" in build["filled"](page, numbers)
 
 
+def test_tables_of_pfllib_are_those_of_its_numbers():
+    build = runpy.run_path(str(DOCS / "comparison" / "build_pfllib.py"))
+    text = (DOCS / "comparison" / "data" / "pfllib.json").read_text("utf-8")
+    numbers = json.loads(text)
+    assert build["written"](numbers) == text
+    page = (DOCS / "reproduction" / "pfllib.md").read_text("utf-8")
+    assert build["filled"](page, numbers) == page
+    numbers["runs"] = {}
+    run = {
+        "split": "pathological",
+        "method": "FedAvg",
+        "images": 70_000,
+        "rounds": 60,
+        "accuracy": {"20": 0.5, "60": 0.4},
+    }
+    build["add"](numbers, run | {"images": 2000, "rounds": 99})
+    assert not numbers["runs"]
+    build["add"](numbers, run)
+    build["add"](numbers, run | {"rounds": 40})
+    table = build["filled"](page, numbers)
+    assert "| FedAvg | 80.41 ± 0.08 | 50.00 | 60 | -30.41 | 85.85 ± 0.19 | not run | – | – |" in table
+    assert "| FedAvg, Pathological | 50.00 | 50.00 | – |" in table
+    for code, seconds in (("PFLlib", 8.0), ("PFLlib", 6.0), ("fedmos", 0.5)):
+        key = {"code": code, "method": "Ditto", "split": "dirichlet", "device": "H200"}
+        build["add_time"](numbers, key | {"seconds": seconds, "evaluated": 2 * seconds})
+    row = "| Ditto, Dirichlet 0.1 | H200 | 6.00 | 12.00 | 0.50 | 1.00 | 12.0 | 12.0 |"
+    assert row in build["filled"](page, numbers)
+
+
 def test_tables_of_studies_are_those_of_their_numbers():
     build = runpy.run_path(str(DOCS / "comparison" / "build_studies.py"))
     numbers = json.loads((DOCS / "comparison" / "data" / "studies.json").read_text("utf-8"))
