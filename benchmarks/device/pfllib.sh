@@ -3,7 +3,7 @@
 #     pfllib.sh [MINUTES, default 8] [SPLIT …, default both]
 # Each run ends by itself after so many minutes and writes /tmp/results/pfllib/SPLIT-METHOD.json again after every
 # evaluation. Then benchmarks/pfllib.py time and, with .carry/pfllib, PFLlib's own code are timed one after another, in at
-# most four minutes, into /tmp/results/pfllib-times.txt (FEDMOS_PFLLIB_TIMES=0 leaves them out).
+# most five minutes, into /tmp/results/pfllib-times.txt (FEDMOS_PFLLIB_TIMES=0 leaves them out).
 # FEDMOS_PFLLIB_PROCESSES: runs at a time, default 14, which is all of them.
 # FEDMOS_PFLLIB_ARGS="--rounds 2 --images 2000 --eval-every 1" tries everything out.
 set -euo pipefail
@@ -27,8 +27,9 @@ setsid bash -c '
         "log={}; exec \"\$PYTHON\" benchmarks/pfllib.py train {} --minutes \"\$MINUTES\" --out /tmp/results/pfllib \
             \$FEDMOS_PFLLIB_ARGS > /tmp/results/pfllib-\${log//:/-}.log 2>&1"
     if [ "${FEDMOS_PFLLIB_TIMES:-1}" != 0 ]; then
-        timeout 90 "$PYTHON" benchmarks/pfllib.py time FedAvg SCAFFOLD Ditto > /tmp/results/pfllib-times.txt 2>&1
-        [ ! -e .carry/pfllib ] || timeout 150 "$PYTHON" benchmarks/peers/pfllib_job.py FedAvg SCAFFOLD Ditto \
+        unset OMP_NUM_THREADS
+        timeout 120 "$PYTHON" benchmarks/pfllib.py time FedAvg SCAFFOLD Ditto > /tmp/results/pfllib-times.txt 2>&1
+        [ ! -e .carry/pfllib ] || timeout 180 "$PYTHON" benchmarks/peers/pfllib_job.py FedAvg SCAFFOLD Ditto \
             >> /tmp/results/pfllib-times.txt 2>&1
     fi
     touch /tmp/results/pfllib/done /tmp/results/done

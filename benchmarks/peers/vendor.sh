@@ -15,3 +15,4 @@ if find .carry/pfl -name '*.so' | grep .; then
     exit 1
 fi
 du -sh .carry/pfl
+bash benchmarks/peers/vendor_pfllib.sh || echo "without PFLlib" >&2
