@@ -145,7 +145,7 @@ class Curve(fm.Callback):
     def on_round(self, record: fm.Record) -> None:
         self.marks.append(time.perf_counter())
         self.record["rounds"] = record.round
-        scores = record.client_metrics
+        scores = record.client_metrics or {}
         found = scores.get("personal_accuracy_weighted", scores.get("client_accuracy_weighted"))
         if found is None:
             return
