@@ -13,6 +13,7 @@ Data is random: only shapes matter. Times are medians over rounds. On a CPU, or 
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from fedmos.engine.malloc import keep_memory
 from fedmos.run.batchnorm import apply_batchnorm
 
 STEPS, ROUNDS = 5, 120
+WAYS = ["loop", "auto", "central"]
 BATCHNORM: tuple[BatchNormMode, ...] = ("group", "local", "local-affine", "frozen")
 
 
@@ -273,10 +275,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("networks", nargs="*", default=list(NETWORKS), help=f"any of {', '.join(NETWORKS)}")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
     parser.add_argument(
         "--warm", action="store_true", help="only compile the centralised steps, to fill the compiler's cache"
     )
-    parser.add_argument("--row", action="store_true", help="only print the rows of the table")
+    parser.add_argument("--row", action="store_true", help="only print the rows of the table, all by this process")
     parser.add_argument("--profile", action="store_true", help="only print the kernels of rounds, engine='batched'")
     parser.add_argument("--small", action="store_true", default=not torch.cuda.is_available())
     given = parser.parse_args()
@@ -294,16 +297,28 @@ def main() -> None:
         print(f"torch {torch.__version__}, {where}; ms a round, median of {given.rounds} rounds\n")
         headings = ("network", "loop", "auto", "chosen", "central", "auto / central", "loop / auto")
         print("| " + " | ".join(headings) + " |\n" + "|---" * len(headings) + "|", flush=True)
-        options = ["--row", "--rounds", str(given.rounds), *(["--small"] if given.small else [])]
+        options = ["--row", "--rounds", str(given.rounds), "--ways", *given.ways, *(["--small"] if given.small else [])]
         for name in given.networks:  # in a process of its own, with memory of its own
             subprocess.run([sys.executable, __file__, name, *options], check=False)
         return
     for name in given.networks:
-        loop, _ = ours(NETWORKS[name], sizes[name], "loop", device, given.rounds)
-        auto, chosen = ours(NETWORKS[name], sizes[name], "auto", device, given.rounds)
-        best = central(NETWORKS[name], sizes[name], device, given.rounds)
-        times = f"{1e3 * loop:.1f} | {1e3 * auto:.1f} | {chosen} | {1e3 * best:.1f}"
-        print(f"| {name} | {times} | {auto / best:.2f} | {loop / auto:.1f} |", flush=True)
+        print(row(name, sizes[name], device, given.rounds, given.ways), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def row(name: str, size: Size, device: str, rounds: int, ways: list[str]) -> str:
+    """Return a row of the table; a way that is not measured is empty."""
+    network, chosen = NETWORKS[name], ""
+    loop = auto = best = float("nan")
+    if "loop" in ways:
+        loop, _ = ours(network, size, "loop", device, rounds)
+    if "auto" in ways:
+        auto, chosen = ours(network, size, "auto", device, rounds)
+    if "central" in ways:
+        best = central(network, size, device, rounds)
+    times = f"{1e3 * loop:.1f} | {1e3 * auto:.1f} | {chosen} | {1e3 * best:.1f}"
+    return f"| {name} | {times} | {auto / best:.2f} | {loop / auto:.1f} |".replace(" nan ", " ")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ For each job, in turn and repeatedly, each in its own process:
 
     lean      the plain loop over clients of engines.py
     auto      fedmos, engine="auto", which chooses a plan in every process
+    compiled  fedmos, compiled, as in a run that is long enough
     pfl       Apple's pfl, in .venv-pfl or .carry/pfl; on a CPU also as one process for every core
     Flower    Flower's simulation, a worker for every core, in .venv-flower; on a CPU only
     BlazeFL   one client after another, or a thread for every core, in .venv-blazefl or, for a comparison with the same
@@ -31,7 +32,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS = ["mnist", "pfl-cifar", "lenet"]
-WAYS = ["lean", "auto", "pfl", "pfl-processes", "flower", "blazefl", "blazefl-threads"]
+WAYS = ["lean", "auto", "compiled", "pfl", "pfl-processes", "flower", "blazefl", "blazefl-threads"]
 PEERS = {"pfl": "pfl", "flower": "flwr", "blazefl": "blazefl"}  # the module of each simulator
 
 
@@ -50,7 +51,7 @@ def interpreter(peer: str, module: str) -> tuple[str, list[str]] | None:
 def command(way: str) -> tuple[list[str], list[str]] | str:
     """Return the command without the job's name and additional import folders, or the reason why there is none."""
     here = ROOT / "benchmarks" / "peers"
-    if way in ("lean", "auto"):
+    if way in ("lean", "auto", "compiled"):
         return [sys.executable, str(here / "ours_job.py"), "--way", way], []
     if torch.cuda.is_available() and way in ("pfl-processes", "flower", "blazefl-threads"):
         return "CPU only"
@@ -97,7 +98,7 @@ def threads(way: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=JOBS, help=f"jobs of engines.py, default {', '.join(JOBS)}")
-    parser.add_argument("--ways", nargs="*", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=[way for way in WAYS if way != "compiled"])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm", type=int, default=2)
@@ -107,7 +108,7 @@ def main() -> None:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
     counted = f"median of {given.passes} × {given.rounds} rounds, range of the medians of a pass"
     print(f"torch {torch.__version__}, {where}; FedAvg, precision {given.precision}; {counted}\n")
-    headings = ("job", "way", "ms a round", "range", "auto is × faster", "")
+    headings = ("job", "way", "ms a round", "range", "fedmos is × faster", "")
     print("| " + " | ".join(headings) + " |\n" + "|---" * len(headings) + "|", flush=True)
     for job in given.jobs:
         passes: dict[str, list[dict[str, Any]]] = {way: [] for way in given.ways}
@@ -130,7 +131,8 @@ def main() -> None:
                 continue
             lines = passes[way]
             each = [1e3 * line["seconds"] for line in lines]
-            ratio = f"{median[way] / median['auto']:.2f}" if "auto" in median and way != "auto" else ""
+            ours = median.get("compiled", median.get("auto"))
+            ratio = f"{median[way] / ours:.2f}" if ours and way not in ("auto", "compiled") else ""
             notes = [lines[0]["peer"] + f" {lines[0]['version']}".rstrip()]
             notes += [f"torch {lines[0]['torch']}"] if lines[0]["torch"] != torch.__version__ else []
             notes += [" / ".join(dict.fromkeys(line["how"] for line in lines))] if lines[0].get("how") else []

@@ -40,4 +40,7 @@ find .carry/hf .carry/test .carry/accounting -type d -name tests -prune -exec rm
 
 "${PYTHON:-python3}" benchmarks/device/cifar10.py pack "$data/cifar10.npz" .carry  # in two parts; needs numpy
 mkdir -p .carry/small && cp "$data/mnist.npz" "$data/fmnist.npz" .carry/small/
+# Most packages in one file, for a job that needs many of them.
+mkdir -p .carry/bundle && cp "$data/mnist.npz" .carry/bundle/
+tar -C .carry -c hf test cli pfl accounting | xz -T0 -3 > .carry/bundle/packages.tar.xz
 du -sh .carry/*
