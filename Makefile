@@ -25,7 +25,7 @@ test-extended: $(READY)  ## further combinations of methods, selectors and engin
 test-gpu: $(READY)    ## the conformance suite on a GPU, against the same equations, and layers against the loop
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/algorithms -k "trajectory or agree or identity"
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_layers_in_engines.py tests/engine/test_recurrent_networks.py \
-		tests/kernels/test_recurrence.py
+		tests/kernels/test_recurrence.py tests/kernels/test_recurrence_triton.py
 	FEDMOS_TEST_DEVICE=cuda $(BIN)/pytest -n 8 tests/engine/test_attention_models.py tests/engine/test_frozen_parameters.py \
 		tests/models/test_hugging_face_adapters.py -k "agree or hugging"
 

@@ -1,7 +1,8 @@
 """The time loops of recurrent layers of a cohort, as operators that tracing and compiling treat as opaque.
 
 A step is one batched product over all clients and a few elementwise operations, and so is a step of the backward pass:
-the factors of the chain rule, and the gradients of weights, are computed for all steps at once.
+the factors of the chain rule, and the gradients of weights, are computed for all steps at once. On a GPU, in float32
+and without a projection, a step is one Triton kernel (`recurrence_triton`).
 
 Shapes: T steps, N = clients · directions, B samples, H units, R outputs (H without a projection), and G = gates · H.
 `gates` (T, N, B, G) is what inputs and biases contribute to the gates; `h` (N, B, R) and `c` (N, B, H) are the initial
@@ -26,6 +27,10 @@ Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 @Operator("recurrence")
 def _recurrence(kind: str, gates: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, projection: Tensor) -> Forward:
     """Return the outputs (T, N, B, R), the cell states (T, N, B, H or 0), and what the backward pass needs."""
+    if _own_kernel(gates, projection):
+        from . import recurrence_triton
+
+        return recurrence_triton.forward(kind, gates, h, c, w, bias)
     if kind == "lstm":
         return _lstm(gates, h, c, w, projection)
     if kind == "gru":
@@ -36,8 +41,12 @@ def _recurrence(kind: str, gates: Tensor, h: Tensor, c: Tensor, w: Tensor, bias:
 @_recurrence.register_fake
 def _(kind: str, gates: Tensor, h: Tensor, c: Tensor, w: Tensor, bias: Tensor, projection: Tensor) -> Forward:
     T, N, B, G = gates.shape
-    kept = {"lstm": G, "gru": G // 3 * 4}.get(kind, 0)
-    return gates.new_empty((T, *h.shape)), gates.new_empty((T, *c.shape)), gates.new_empty((T, N, B, kept))
+    sizes = h.shape[-1], c.shape[-1], {"lstm": G, "gru": G // 3 * 4}.get(kind, 0)
+    if _own_kernel(gates, projection):
+        outputs, cells, kept = (empty_steps(gates, T, N, B, size) for size in sizes)
+    else:
+        outputs, cells, kept = (gates.new_empty((T, N, B, size)) for size in sizes)
+    return outputs, cells, kept
 
 
 def _lstm(gates: Tensor, h: Tensor, c: Tensor, w: Tensor, projection: Tensor) -> Forward:
@@ -97,6 +106,10 @@ def _recurrence_backward(
     kept: Tensor,
 ) -> Gradients:
     """Return the gradients of gates, h, c and, if `trained`, of w, bias and projection; without, these are empty."""
+    if _own_kernel(outputs, projection):
+        from . import recurrence_triton
+
+        return recurrence_triton.backward(kind, trained, d_outputs, d_cells, h, c, w, outputs, cells, kept)
     if kind == "lstm":
         return _lstm_backward(trained, d_outputs, d_cells, h, c, w, projection, outputs, cells, kept)
     if kind == "gru":
@@ -118,11 +131,12 @@ def _(
     cells: Tensor,
     kept: Tensor,
 ) -> Gradients:
-    N, G, _ = w.shape
-    gates = outputs.new_empty((*outputs.shape[:3], G))
+    (T, N, B, _), G = outputs.shape, w.shape[1]
+    own = _own_kernel(outputs, projection)
+    gates = empty_steps(outputs, T, N, B, G) if own else outputs.new_empty((T, N, B, G))
     dh, dc = outputs.new_empty(h.shape), outputs.new_empty(c.shape)
     if not trained:
-        return gates, dh, dc, *_nothing(w)
+        return gates, dh, dc, *nothing(w)
     bias = outputs.new_empty((N, G if kind == "gru" else 0))
     return gates, dh, dc, outputs.new_empty(w.shape), bias, outputs.new_empty(projection.shape)
 
@@ -157,7 +171,7 @@ def _lstm_backward(
     # Copies, because an operator must not return parts of one tensor.
     states = dh[0].clone(), dc[0].clone()
     if not trained:
-        return dg, *states, *_nothing(w)
+        return dg, *states, *nothing(w)
     dp = _weight_gradient(dh[1:], tanh_c * o) if projection.numel() else torch.empty_like(projection)
     return dg, *states, _weight_gradient(dg, _shifted(h, outputs)), dg.new_empty((len(w), 0)), dp
 
@@ -176,7 +190,7 @@ def _gru_backward(trained: bool, d_outputs: Tensor, h: Tensor, w: Tensor, output
     dg = torch.cat([d_state[..., :2, :].flatten(-2), dh[1:] * by_n], -1)
     states = dh[0].clone(), h.new_empty((*h.shape[:2], 0))
     if not trained:
-        return dg, *states, *_nothing(w)
+        return dg, *states, *nothing(w)
     ds = d_state.flatten(-2)
     return dg, *states, _weight_gradient(ds, before), ds.sum((0, 2)), w.new_empty((len(w), 0, 0))
 
@@ -189,12 +203,22 @@ def _rnn_backward(kind: str, trained: bool, d_outputs: Tensor, h: Tensor, w: Ten
         dh[t].baddbmm_(dg[t], w)
     states = dh[0].clone(), h.new_empty((*h.shape[:2], 0))
     if not trained:
-        return dg, *states, *_nothing(w)
+        return dg, *states, *nothing(w)
     dw = _weight_gradient(dg, _shifted(h, outputs))
     return dg, *states, dw, w.new_empty((len(w), 0)), w.new_empty((len(w), 0, 0))
 
 
-def _nothing(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _own_kernel(x: Tensor, projection: Tensor) -> bool:
+    """Return whether a step is one Triton kernel."""
+    return x.device.type == "cuda" and x.dtype == torch.float32 and not projection.numel()
+
+
+def empty_steps(like: Tensor, T: int, N: int, B: int, size: int) -> Tensor:
+    """Allocate numbers of all steps (T, N, B, size), stored client by client, as our own kernels return them."""
+    return like.new_empty_strided((T, N, B, size), (B * size, T * B * size, size, 1))
+
+
+def nothing(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what stands for the gradients of weights that are not trained."""
     return w.new_empty((len(w), 0)), w.new_empty((len(w), 0)), w.new_empty((len(w), 0))
 
