@@ -6,11 +6,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import fedmos as fm
+from fedmos.core.cohort_functions import normalised
 from fedmos.evaluation.metrics import Evaluator
 from fedmos.run.build import prepare_task
 from fedmos.run.spec import RunSpec
 from helpers.batch_norm import HandWritten, arguments, buffers, conv_net, federation, flat, mlp, resnet
 from helpers.compiling import scalar_code
+from helpers.conformance import DEVICE
 
 MODES = ("local", "local-affine")
 STATISTICS, AFFINE = "batchnorm.statistics", "batchnorm.affine"
@@ -271,3 +273,27 @@ def test_models_are_evaluated_with_their_own_statistics_side_by_side():
     alone = torch.stack([Evaluator([task])(model[None])[0] for model in models])
     assert torch.allclose(Evaluator([task] * 3, vectorised=True)(models), alone, rtol=0, atol=1e-12)
     assert not torch.allclose(alone[0], alone[1])
+
+
+def test_given_statistics_in_float32():
+    """The images of convolutions are stored channels last, for which a GPU has another program than in float64."""
+    how = {"batchnorm": "frozen", "dtype": torch.float32, "device": DEVICE}
+    loop, batched = (fm.run(**arguments(model=conv_net(), **how) | {"engine": e}) for e in ("loop", "batched"))
+    assert torch.allclose(loop.params, batched.params, rtol=0, atol=1e-5)
+    assert batched.info["engine"] == "batched"
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (4, 3, 5, 6)])
+def test_normalising_with_given_statistics(shape, affine):
+    g = torch.Generator().manual_seed(0)
+    x, mean = (torch.randn(2, *size, generator=g, dtype=torch.float64) for size in (shape, (3,)))
+    var = mean.square() + 0.5
+    weight, bias = (mean + 2, mean - 1) if affine else (None, None)
+    images = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    found = torch.func.vmap(normalised, (0, 0, 0, 0 if affine else None, 0 if affine else None, None))(
+        images, mean, var, weight, bias, 1e-5
+    )
+    for i in range(2):
+        own = (weight[i], bias[i]) if affine else (None, None)
+        assert torch.allclose(found[i], F.batch_norm(x[i], mean[i], var[i], *own, eps=1e-5), rtol=1e-12, atol=1e-12)

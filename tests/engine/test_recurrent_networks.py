@@ -138,8 +138,9 @@ def test_dropout_between_layers_of_packed_sequences():
     assert torch.allclose(loop, batched, rtol=0, atol=1e-10)
     with pytest.raises(ValueError, match=r"dropout between recurrent layers.*use engine='loop'"):
         train(model, engine="batched")
-    model.layer.eval()
-    assert not torch.allclose(loop, train(model, (4, 4, 4), engine="loop").params, atol=1e-4)
+    if DEVICE == "cpu":  # cuDNN has no backward pass in evaluation mode
+        model.layer.eval()
+        assert not torch.allclose(loop, train(model, (4, 4, 4), engine="loop").params, atol=1e-4)
 
 
 @pytest.mark.parametrize("reduce", ["mean", "amax", "last"])

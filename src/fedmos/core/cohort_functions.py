@@ -15,6 +15,8 @@ from ..kernels.client_axis import is_vectorised
 
 def is_replaced(func: Any, args: Any) -> bool:
     """Whether a call is one that `REPLACED` may compute."""
+    if func is F.batch_norm:
+        return bool(args[0].is_cuda)
     return func in REPLACED and (func is not Tensor.__setitem__ or _is_mask(args[1]))
 
 
@@ -97,6 +99,33 @@ def _embedding_bag(
     return total if mode == "sum" else total / number.clamp(min=1).unsqueeze(-1)
 
 
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """`F.batch_norm` with given statistics, which `vmap` refuses for channels-last images on a GPU."""
+    if training or running_mean is None or running_var is None or not input.is_cuda:
+        return NotImplemented
+    return normalised(input, running_mean, running_var, weight, bias, eps)
+
+
+def normalised(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Return (x − mean) / √(var + eps) · weight + bias for the channels of x."""
+
+    def over_channels(v: Tensor) -> Tensor:
+        return v.view(-1, *[1] * (x.ndim - 2))
+
+    scale = torch.rsqrt(var + eps)
+    y = (x - over_channels(mean)) * over_channels(scale if weight is None else scale * weight)
+    return y if bias is None else y + over_channels(bias)
+
+
 def _requires_grad(x: Tensor, requires_grad: bool = True) -> Any:
     """`torch.zeros(…).requires_grad_()`, as for the first state of a recurrent layer, has no effect.
 
@@ -121,6 +150,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     F.one_hot: _one_hot,
     F.bilinear: _bilinear,
     F.embedding_bag: _embedding_bag,
+    F.batch_norm: _batch_norm,
     Tensor.__ipow__: _in_place(torch.pow),
     Tensor.__imod__: _in_place(torch.remainder),
     Tensor.__ifloordiv__: _in_place(torch.floor_divide),
