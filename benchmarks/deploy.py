@@ -1,8 +1,10 @@
 """Time per round over Flower, with real processes on loopback, TLS and node authentication.
 
-    python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--rounds 6] [--poll SECONDS] [--stock]
+    python benchmarks/deploy.py [--clients 4 16] [--megabytes 1 50] [--bits 32 4] [--rounds 6] [--poll SECONDS]
+        [--stock]
 
-All clients take part in every round, with one step on one sample, so that transport dominates. `--stock` uses
+All clients take part in every round, with one step on one sample, so that transport dominates. Uploads have `--bits`
+bits per number: 32 for no codec, fewer for `fm.codecs.Quantize`. `--stock` uses
 Flower's own SuperNode and SuperExec, with their polling intervals, under the same apps.
 """
 
@@ -12,6 +14,7 @@ import argparse
 import os
 import statistics
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -25,7 +28,7 @@ import torch
 
 import fedmos as fm
 
-CLIENTS, WIDTH, ROUNDS = {clients}, {width}, {rounds}
+CLIENTS, WIDTH, ROUNDS, BITS = {clients}, {width}, {rounds}, {bits}
 
 
 def run():
@@ -40,6 +43,7 @@ def run():
         "rounds": ROUNDS,
         "local_steps": 1,
         "eval_every": ROUNDS,
+        "uplink": None if BITS == 32 else fm.codecs.Quantize(BITS),
     }}
 """
 
@@ -49,18 +53,19 @@ def width(megabytes: float) -> int:
     return round((megabytes * 1e6 / 4 - 2) / 11)
 
 
-def write_overhead_app(folder: Path, clients: int, megabytes: float, rounds: int) -> Path:
+def write_overhead_app(folder: Path, clients: int, megabytes: float, rounds: int, bits: int = 32) -> Path:
     """Write an app whose server and clients are modules of their own, so that each process imports one side."""
-    modules = {"run": _RUN.format(clients=clients, width=width(megabytes), rounds=rounds)}
+    modules = {"run": _RUN.format(clients=clients, width=width(megabytes), rounds=rounds, bits=bits)}
     for side in ("server", "client"):
         imports = f"from fedmos.flower import {side}_app\n\nfrom .run import run\n\n"
         modules[f"{side}_side"] = f"{imports}{side} = {side}_app(run())\n"
     return write_app(folder, modules, "server_side", "client_side")
 
 
-def measure(deployment: LocalDeployment, folder: Path, clients: int, megabytes: float, rounds: int) -> str:
-    app = write_overhead_app(folder / f"app-{megabytes:g}", clients, megabytes, rounds)
-    out = run_app(deployment, app, folder / f"run-{megabytes:g}")
+def measure(deployment: LocalDeployment, folder: Path, clients: int, megabytes: float, rounds: int, bits: int) -> str:
+    name = f"{megabytes:g}-{bits}"
+    app = write_overhead_app(folder / f"app-{name}", clients, megabytes, rounds, bits)
+    out = run_app(deployment, app, folder / f"run-{name}")
     seconds = [record.seconds for record in Result.load(out).history][1:]
     return f"{statistics.median(seconds):.2f} | {min(seconds):.2f} to {max(seconds):.2f}"
 
@@ -69,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 50])
+    parser.add_argument("--bits", type=int, nargs="+", default=[32])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--poll", type=float)
     parser.add_argument("--stock", action="store_true")
@@ -76,15 +82,15 @@ def main() -> None:
     kind = "Flower's own programs" if given.stock else "fedmos"
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before; {kind};")
     print(f"median of rounds 2 to {given.rounds}\n")
-    print("| clients | model, MB | s a round | range |\n|---:|---:|---:|---|")
+    print("| clients | model, MB | bits of an upload | s a round | range |\n|---:|---:|---:|---:|---|")
     for clients in given.clients:
         with tempfile.TemporaryDirectory(prefix="fedmos-deploy-") as scratch:
             folder = Path(scratch)
             names = [str(i) for i in range(clients)]
             with LocalDeployment(folder / "deployment", names, given.poll, plain=given.stock) as deployment:
-                for megabytes in given.megabytes:
-                    found = measure(deployment, folder, clients, megabytes, given.rounds)
-                    print(f"| {clients} | {megabytes:g} | {found} |", flush=True)
+                for megabytes, bits in product(given.megabytes, given.bits):
+                    found = measure(deployment, folder, clients, megabytes, given.rounds, bits)
+                    print(f"| {clients} | {megabytes:g} | {bits} | {found} |", flush=True)
 
 
 if __name__ == "__main__":
