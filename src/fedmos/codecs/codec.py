@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.equality import EqualByFields
+from ..core.validation import count, require
 from .field_checks import check_fields
 from .own import derived_declaration
 
@@ -18,6 +19,8 @@ Fields = dict[str, Tensor]
 """What is sent of a vector: tensors by name, (n,) for one vector and (M, n) for the vectors of a cohort."""
 Declaration = dict[str, tuple[torch.dtype | Literal["float"], int]]
 """The dtype and the number of entries of every field; `"float"` is the dtype of the vector."""
+
+_size = count.up_to(math.inf)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,11 @@ class Codec(EqualByFields):
         """Return the number of bytes that are sent of one vector of `size` numbers of type `dtype`.
 
         A user's codec may take the size alone.
+
+        Raises:
+            ValueError: If `size` is no integer ≥ 1; a vector has at least one number.
         """
+        require(type(self).__name__, "size", size, _size)
         return sum(length * _dtype(kind, dtype).itemsize for kind, length in self.declare(size).values())
 
     def check(self, fields: Mapping[str, Tensor], size: int, *, finite: bool = True) -> None:

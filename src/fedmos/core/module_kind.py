@@ -9,6 +9,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from .statistics_layout import BatchNorm
+from .validation import Rule
+
+torch_module = Rule("a torch.nn.Module", lambda v: isinstance(v, nn.Module))
 
 
 class UnsuitableModel(ValueError):

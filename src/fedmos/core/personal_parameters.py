@@ -11,7 +11,7 @@ from torch import nn
 
 from .formatting import format_value
 from .module_kind import UnsuitableModel
-from .validation import count, require
+from .validation import count, require, suggest
 
 PERSONAL = "personal"
 """The name of the client state that holds these parameters."""
@@ -101,7 +101,7 @@ def personal_names(model: nn.Module, personal: Personal | None) -> list[str]:
         if not found:
             raise UnsuitableModel(
                 f"run: 'personal' must name trainable parameters of the model ({listed}), got {pattern!r}, which "
-                "matches none"
+                f"matches none{_hint(pattern, [name for name, _ in trainable])}"
             )
     kept = {name for found in matches.values() for name in found}
     if len(kept) == len(trainable):
@@ -110,6 +110,14 @@ def personal_names(model: nn.Module, personal: Personal | None) -> list[str]:
             "patterns in personal=, or the algorithm fm.LocalOnly for local training alone"
         )
     return [name for name, _ in trainable if name in kept]
+
+
+def _hint(pattern: str, names: Sequence[str]) -> str:
+    """Suggest the pattern of all parameters of a module, or a name."""
+    modules = {name[:i] for name in names for i, c in enumerate(name) if c == "."}
+    if any(fnmatchcase(module, pattern) for module in modules):
+        return f"; {pattern + '.*'!r} matches the parameters of the module"
+    return suggest(pattern, [*names, *(f"{module}.*" for module in sorted(modules))])
 
 
 def recorded_names(model: nn.Module, info: Mapping[str, Any]) -> list[str]:

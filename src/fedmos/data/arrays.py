@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -185,6 +186,36 @@ def client_names(names: Any, clients: int) -> list[str] | None:
     if twice is not None or len(set(given)) < clients:
         raise ValueError(f"FederatedData: 'names' must differ, got {twice!r} twice")
     return [str(name) for name in given]
+
+
+def client_number(client: Any, clients: int, names: Sequence[str] | None, negative: bool = False) -> int:
+    """Return the number of a client that is given by number or name.
+
+    Args:
+        client: The number or name.
+        clients: The number of clients.
+        names: Their names, if they have names.
+        negative: Whether negative numbers count from the last client, as in a sequence.
+
+    Raises:
+        KeyError: If there is no client of that name.
+        IndexError: If there is no client of that number.
+        ValueError: If it is neither a number nor a name.
+    """
+    if isinstance(client, str):
+        known = list(names or ())
+        if client not in known:
+            raise KeyError(f"FederatedData: there is no client {client!r}{suggest(client, known)}")
+        return known.index(client)
+    try:
+        number = operator.index(client)
+    except TypeError:
+        raise ValueError(
+            f"FederatedData: a client must be the number or the name of one, got {format_value(client)}"
+        ) from None
+    if not (-clients if negative else 0) <= number < clients:
+        raise IndexError(f"FederatedData: client must be in 0 … {clients - 1}, got {number}")
+    return number % clients
 
 
 def chosen_clients(ids: Any, clients: int, names: Sequence[str] | None) -> list[int]:

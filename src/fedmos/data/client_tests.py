@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.input_layout import InputLayout
-from .arrays import Pair, is_index, offsets_of
+from .arrays import Pair, client_number, is_index, offsets_of
 
 TestPair = tuple[Any, Tensor]
 """The inputs and targets of a client's test samples; several inputs are a dictionary of tensors."""
@@ -23,7 +23,8 @@ TestPair = tuple[Any, Tensor]
 class ClientTests:
     """The test samples of every client: one store of samples, and an index into it with a slice per client.
 
-    It is a sequence of pairs (x, y), one per client; a client without test samples has empty tensors.
+    It is a sequence of pairs (x, y), one per client, which can also be given by its name; a client without test samples
+    has empty tensors.
 
     Example:
         >>> clients = [(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)) for _ in range(2)]
@@ -43,6 +44,8 @@ class ClientTests:
     """Client i has the entries offsets[i] … offsets[i+1]−1 of the index."""
     layout: InputLayout | None = None
     """The inputs of samples that have several."""
+    names: Sequence[str] | None = None
+    """The names of the clients, if they have names."""
 
     @classmethod
     def of(cls, pairs: Sequence[Pair | None], layout: InputLayout | None) -> ClientTests | None:
@@ -73,7 +76,9 @@ class ClientTests:
         entries, offsets = slice_entries(self.offsets, chosen)
         if not len(entries):
             return None
-        return replace(self, index=entries if self.index is None else self.index[entries], offsets=offsets)
+        index = entries if self.index is None else self.index[entries]
+        names = None if self.names is None else [self.names[i] for i in chosen.tolist()]
+        return replace(self, index=index, offsets=offsets, names=names)
 
     def fits(self, x: Tensor, y: Tensor, clients: int) -> bool:
         """Return whether these are valid test samples of so many clients, like the training samples x and y."""
@@ -105,10 +110,8 @@ class ClientTests:
     def __iter__(self) -> Iterator[TestPair]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, i: int) -> TestPair:
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"FederatedData: client must be in 0 … {len(self) - 1}, got {i}")
-        i %= len(self)
+    def __getitem__(self, i: int | str) -> TestPair:
+        i = client_number(i, len(self), self.names, negative=True)
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         where: Any = span if self.index is None else self.index[span]
         return (self.x[where] if self.layout is None else self.layout.unpack(self.x[where])), self.y[where]

@@ -66,6 +66,8 @@ class Dataset:
     """How the columns of a table became the inputs."""
     held_out: np.ndarray | None = None
     """Whether each training sample is a test sample of its client instead, bool; None if none is."""
+    test_owner: np.ndarray | None = None
+    """The owner of each test sample, as a number, if the owners of the training samples have these, too."""
 
     def __post_init__(self) -> None:
         check(self, normalize=normalize_rule, augment=augment_rule)
@@ -118,12 +120,17 @@ class Dataset:
         if self.y_test is None or self.x_test is None or len(self.y_test) <= n:
             return self
         chosen = np.sort(generator(seed, Purpose.SPLIT).choice(len(self.y_test), n, replace=False))
-        return replace(self, x_test=np.asarray(self.x_test[chosen]), y_test=np.asarray(self.y_test[chosen]))
+        owner = None if self.test_owner is None else self.test_owner[chosen]
+        x, y = np.asarray(self.x_test[chosen]), np.asarray(self.y_test[chosen])
+        return replace(self, x_test=x, y_test=y, test_owner=owner)
 
     def partition(
         self, scheme: Partition, clients: int | None = None, seed: int = 0, holdout: float | None = None
     ) -> FederatedData:
         """Divide the training samples among clients; the test samples stay with the server.
+
+        If test samples have owners and samples are divided by owner, those of a client's owner are its own test
+        samples, too, unless a share of its training samples is (`holdout`).
 
         Args:
             scheme: A partition of `fm.partition`, a Flower Datasets partitioner, or any object with a method `split`
@@ -152,16 +159,20 @@ class Dataset:
         if split.owners is not None and self.owners is not None:
             names = [self.owners[i] for i in split.owners]
         x, y = _tensor(self.x_train), _tensor(self.y_train)
+        test = None if self.x_test is None or self.y_test is None else (_tensor(self.x_test), _tensor(self.y_test))
         tests = None
         if tested is not None:
             tests = ClientTests(x, y, torch.from_numpy(tested.entries), torch.from_numpy(tested.offsets))
+        elif test is not None and self.test_owner is not None and split.owners is not None:
+            of_owners = ClientSplit.of(np.flatnonzero(self.test_owner == owner) for owner in split.owners)
+            tests = ClientTests(*test, torch.from_numpy(of_owners.entries), torch.from_numpy(of_owners.offsets))
         return FederatedData(
             x=x,
             y=y,
             index=torch.from_numpy(split.entries),
             offsets=torch.from_numpy(split.offsets),
             importance=importance_of(torch.from_numpy(split.sizes)),
-            test=None if self.x_test is None or self.y_test is None else (_tensor(self.x_test), _tensor(self.y_test)),
+            test=test,
             tests=tests,
             normalize=self.normalize,
             augment=self.augment,

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core.input_layout import InputLayout
-from ..core.validation import check, suggest
+from ..core.validation import check
 from .arrays import (
     client_names,
+    client_number,
     importance_of,
     is_index,
     is_offsets,
@@ -154,6 +155,8 @@ class FederatedData(Importers):
             )
         if self.normalize is not None:
             object.__setattr__(self, "normalize", self.normalize.resolved(self.x))
+        if self.tests is not None and self.tests.names is not self.names:
+            object.__setattr__(self, "tests", replace(self.tests, names=self.names))
 
     def declare(self, normalize: Normalize | None = None, augment: Augment | None = None) -> FederatedData:
         """Return the federation with another normalisation or augmentation.
@@ -315,12 +318,7 @@ class FederatedData(Importers):
 
     def stored(self, i: int | str) -> Arrays:
         """Return the rows of x and y of a client, as `client` but with several inputs in one row."""
-        if isinstance(i, str):
-            if i not in (self.names or ()):
-                raise KeyError(f"FederatedData: there is no client {i!r}{suggest(i, self.names or ())}")
-            i = list(self.names or ()).index(i)
-        if not 0 <= i < len(self):
-            raise IndexError(f"FederatedData: client must be in 0 … {len(self) - 1}, got {i}")
+        i = client_number(i, len(self), self.names)
         span = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         where: Any = span if self.index is None else self.index[span]
         return self.x[where], self.y[where]

@@ -81,7 +81,7 @@ class JobMeasurements:
 
 def cache_path() -> Path:
     """Return the path of the file."""
-    folder = Path(os.environ.get("FEDMOS_CACHE") or Path.home() / ".cache" / "fedmos")
+    folder = Path(os.environ.get("FEDMOS_CACHE") or Path.home() / ".cache" / "fedmos").expanduser()
     return folder / "engines.json"
 
 

@@ -8,10 +8,15 @@ import importlib
 import logging
 import os
 import signal
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+from ..core.formatting import format_value
+
+_MOST_MINUTES = 100_000
 
 _log = logging.getLogger("fedmos")
 
@@ -24,12 +29,12 @@ def join() -> None:
     if torch.cuda.is_available():  # nccl connects at its first use, of which `Ranks.joined` decides
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
+    timeout = _timeout()
     _end_with_launcher()
     # torch.func imports this module at its first use. If that happens after the group is made, the module keeps the
     # group alive: its threads survive `leave` and occasionally abort the process at exit.
     importlib.import_module("torch._dynamo")
     atexit.register(leave)  # threads of a group that is alive at exit may abort the process, after all its work
-    timeout = timedelta(minutes=float(os.environ.get("FEDMOS_RANK_TIMEOUT", "10")))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=timeout)
         return
@@ -40,6 +45,18 @@ def join() -> None:
     shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
     store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=size, timeout=timeout)
+
+
+def _timeout() -> timedelta:
+    """Return how long a rank waits for another: the minutes in the environment variable FEDMOS_RANK_TIMEOUT, or 10."""
+    given = os.environ.get("FEDMOS_RANK_TIMEOUT") or "10"
+    with suppress(ValueError):
+        minutes = float(given)
+        if 0 < minutes <= _MOST_MINUTES:
+            return timedelta(minutes=minutes)
+    raise ValueError(
+        f"run: FEDMOS_RANK_TIMEOUT must be a number of minutes > 0 and ≤ {_MOST_MINUTES:,}, got {format_value(given)}"
+    )
 
 
 def leave() -> None:

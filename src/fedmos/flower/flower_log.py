@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
+
+from ..core.formatting import format_value
 
 _log, _flower = logging.getLogger("fedmos"), logging.getLogger("flwr")
 
@@ -24,7 +27,7 @@ def log_through_flower(style: str | None = None) -> Iterator[None]:
         style: "text" or "json", with which messages of Flower are JSON too; by default that of the environment
             variable FEDMOS_LOG, or text.
     """
-    as_json = (style or os.environ.get(VARIABLE, "text").strip().lower()) == "json"
+    as_json = (style or _checked(os.environ.get(VARIABLE, ""))) == "json"
     before, level = list(_flower.handlers), _log.level
     handlers = [_json_handler(before)] if as_json else before
     if as_json:
@@ -40,6 +43,15 @@ def log_through_flower(style: str | None = None) -> Iterator[None]:
             _log.removeHandler(handler)
         if as_json:
             _flower.handlers[:] = before
+
+
+@cache
+def _checked(given: str) -> str:
+    """Return the form of the log that the environment asks for; a mistake there must not end the work of a client."""
+    style = given.strip().lower() or "text"
+    if style not in ("text", "json"):
+        _log.warning("%s must be 'text' or 'json', got %s; the log is text", VARIABLE, format_value(given))
+    return style
 
 
 class JsonFormatter(logging.Formatter):

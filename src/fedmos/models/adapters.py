@@ -10,7 +10,7 @@ from torch import nn
 
 from ..core.formatting import format_value
 from ..core.module_copy import duplicated
-from ..core.module_kind import plain_module
+from ..core.module_kind import plain_module, torch_module
 from ..core.validation import below_one, count, none, positive, require, suggest
 from ..core.validation import seed as seed_rule
 from .lora_layer import LoraLayer, is_adaptable
@@ -103,6 +103,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
           (0): Linear(in_features=64, out_features=10, bias=True)
         )
     """
+    require("merge_lora", "model", model, torch_module)
     model = duplicated(model)
     named: list[tuple[str, nn.Parameter]] = list(model.named_parameters(remove_duplicate=False))
     config: Any = getattr(model, "config", None)
@@ -121,8 +122,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _check_arguments(model: object, rank: int, alpha: float | None, dropout: float, seed: int) -> None:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"lora: 'model' must be a torch.nn.Module, got {format_value(model)}")
+    require("lora", "model", model, torch_module)
     require("lora", "rank", rank, count.up_to(10**6))
     require("lora", "alpha", alpha, positive | none)
     require("lora", "dropout", dropout, below_one)

@@ -11,7 +11,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from ..core.module_copy import duplicated
+from ..core.module_kind import torch_module
 from ..core.statistics_layout import BatchNorm
+from ..core.validation import require
 
 
 class ChannelAffine(nn.Module):
@@ -42,7 +44,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
         model: A module whose BatchNorm layers have running statistics.
 
     Raises:
-        ValueError: If a BatchNorm layer has no running statistics.
+        ValueError: If the model is none, or a BatchNorm layer has no running statistics.
 
     Example:
         >>> from torch import nn
@@ -52,6 +54,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
         >>> torch.allclose(folded(x), model(x), atol=1e-5)
         True
     """
+    require("fold_batchnorm", "model", model, torch_module)
     model = duplicated(model)
     for name, module in model.named_modules():
         if isinstance(module, BatchNorm) and module.running_mean is None:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..core.module_copy import duplicated
+from ..core.module_kind import torch_module
 from ..core.statistics_layout import BatchNorm
+from ..core.validation import count, require
 
 
 class GroupNorm(nn.GroupNorm):
@@ -45,12 +47,17 @@ def convert_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
         model: A module.
         groups: Number of groups per layer; fewer where the number of channels is not a multiple of it.
 
+    Raises:
+        ValueError: If an argument is out of range.
+
     Example:
         >>> from torch import nn
         >>> converted = fm.models.convert_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
         >>> converted[1].num_groups
         2
     """
+    require("convert_batchnorm", "model", model, torch_module)
+    require("convert_batchnorm", "groups", groups, count)
     model = duplicated(model)
     new: dict[int, GroupNorm] = {}  # a layer that is used in two places stays one layer
     for name, module in list(model.named_modules(remove_duplicate=False)):

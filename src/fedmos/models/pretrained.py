@@ -14,11 +14,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ..core.validation import Rule, require
 from .norm import convert_batchnorm
 from .seeded import checked, seeded
 
 Folder = str | os.PathLike[str]
 
+_FILES = ("config.json", "model.safetensors")
+_FOLDER = Rule(
+    f"a folder with {' and '.join(_FILES)}",
+    lambda v: isinstance(v, str | os.PathLike) and all(Path(v, file).is_file() for file in _FILES),
+)
 _HEAD = ("classifier.weight", "classifier.bias")
 
 
@@ -129,7 +135,7 @@ def _classifier(
     config = {name: value for name, value in config.items() if value is not None} | {"num_labels": classes}
     if weights is None:
         return seeded(lambda: Scores(Model(Config(**config))), seed).train()
-    settings, tensors = _read_weights(owner, Path(weights))
+    settings, tensors = _read_weights(owner, weights)
     with _quiet(library):
         return seeded(lambda: Scores(_load(owner, Model, Config(**settings | config), tensors)), seed).train()
 
@@ -141,14 +147,10 @@ def _transformers(owner: str) -> Any:
         raise ImportError(f"{owner} needs transformers; pip install 'fedmos[transformers]'") from error
 
 
-def _read_weights(owner: str, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_weights(owner: str, folder: Folder) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the settings and tensors of a folder. No other file is opened."""
-    files = folder / "config.json", folder / "model.safetensors"
-    for file in files:
-        if not file.is_file():
-            raise ValueError(
-                f"{owner}: 'weights' must be a folder with config.json and model.safetensors, got {folder}"
-            )
+    require(owner, "weights", folder, _FOLDER)
+    files = [Path(folder, file) for file in _FILES]
     settings = json.loads(files[0].read_text(encoding="utf-8"))
     labels = ("id2label", "label2id")  # class names of the pretrained model
     return {name: value for name, value in settings.items() if name not in labels}, load_file(files[1])

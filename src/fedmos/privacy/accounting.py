@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..aggregation.secure import Secure
-from ..core.validation import Rule, count, positive, require
+from ..core.validation import LARGE, Rule, count, non_negative, positive, require
 from ..selection.selector import Selector
 from .accountants import Accountant, accountant
 from .discrete import DiscreteGaussian, TooLittleNoise
@@ -37,7 +37,7 @@ def epsilon(
     """Return the ε of a run.
 
     Args:
-        noise_multiplier: As in the mechanism.
+        noise_multiplier: As in the mechanism; with 0, ε is infinite.
         rounds: Number of rounds.
         delta: The δ of the guarantee.
         selection: The selector, which determines the amplification by sampling.
@@ -57,7 +57,7 @@ def epsilon(
         >>> round(spent, 3)
         3.144
     """
-    require("epsilon", "noise_multiplier", noise_multiplier, positive)
+    require("epsilon", "noise_multiplier", noise_multiplier, non_negative.up_to(LARGE))
     _check("epsilon", rounds, delta, clients, mechanism)
     run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
     return run.account(noise_multiplier).epsilon(rounds)

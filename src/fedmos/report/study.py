@@ -90,6 +90,8 @@ def study_of(
     sources: list[ReportSource], target: Target | None = None, baseline: str | None = None, option: str = "--target"
 ) -> ReportStudy:
     """Put sources together in one table; see `read_study`. `option` names the target in errors."""
+    if target is not None:
+        check_measured([result for source in sources for result in source.results], target[0], option)
     common = common_target(sources, target, option)
     check_data(sources)
     results = _gather(sources)

@@ -41,6 +41,19 @@ def check_unchanged(folder: Path, before: RunInfo, now: RunInfo) -> None:
         )
 
 
+def check_rounds(folder: Path, played: int, rounds: int) -> None:
+    """Refuse to resume a run that has played more than `rounds` rounds, which cannot be taken back.
+
+    Raises:
+        ValueError: naming both numbers.
+    """
+    if played > rounds:
+        raise ValueError(
+            f"Cannot resume the run in {folder} with 'rounds' = {rounds} because it has played {played} rounds; use "
+            f"at least {played}, or a new folder"
+        )
+
+
 def _changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     """Yield the files of own classes whose content differs from that in the earlier part.
 

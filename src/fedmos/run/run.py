@@ -50,7 +50,7 @@ from .preflight import check_metric, check_target
 from .private import affordable_rounds, describe_privacy
 from .repeatability import repeatable
 from .result import Result, no_own_model
-from .resume import check_unchanged
+from .resume import check_rounds, check_unchanged
 from .run_metrics import run_metrics
 from .secure import warn_of_saturation
 from .spec import RunSpec
@@ -147,6 +147,7 @@ class Run:
         """Refuse to resume a run that differs from this one, or of which too little was kept."""
         before = RunInfo.from_json(earlier.info)
         check_unchanged(out, before, self.info)
+        check_rounds(out, len(earlier.history), self.spec.rounds)
         complete = _is_complete(earlier.history, self.rounds, self._target)
         if before.light and not complete and self.callbacks.stopped_by(earlier.history) is None:
             raise ValueError(

@@ -45,9 +45,11 @@ def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int
     x, x_test = (_pixels([path for _, path in files], shape, size) for files in (train, test))
     number = {label: i for i, label in enumerate(labels)}
     y, y_test = (np.array([number[folders[-1]] for folders, _ in files], np.int64) for files in (train, test))
-    owner = owners = None
+    owner = owners = test_owner = None
     if len(train[0][0]) == 2:
         owners, owner = np.unique([folders[0] for folders, _ in train], return_inverse=True)
+        if {len(folders) for folders, _ in test} == {2} and {folders[0] for folders, _ in test} == set(owners):
+            test_owner = np.searchsorted(owners, [folders[0] for folders, _ in test])
     return Dataset(
         root.name,
         x,
@@ -59,6 +61,7 @@ def dataset_from_folder(root: str | os.PathLike[str], size: int | tuple[int, int
         owners=None if owners is None else owners.tolist(),
         labels=labels,
         held_out=held_out,
+        test_owner=test_owner,
     )
 
 
