@@ -75,6 +75,29 @@ def test_mlflow(quick, fake):
     assert [name for name, _, _ in calls][-2:] == ["log_params", "end_run"]
 
 
+def test_mlflow_describes_its_own_run_while_another_is_active(quick, monkeypatch):
+    stack, logged = [], []
+    module = ModuleType("mlflow")
+    run = SimpleNamespace
+
+    def start_run(run_id="ours", run_name=None, nested=False):
+        assert nested or not stack
+        stack.append(run_id)
+        return run(info=run(run_id=run_id))
+
+    module.start_run, module.end_run = start_run, lambda: stack.pop()
+    module.active_run = lambda: run(info=run(run_id=stack[-1])) if stack else None
+    module.log_metrics = lambda values, step, run_id: logged.append(run_id)
+    module.log_params = lambda values: logged.append(stack[-1])
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    tracker = MLflow()
+    module.end_run()
+    start_run("another")
+    quick(callbacks=[tracker])
+    assert set(logged) == {"ours"}
+    assert stack == ["another"]
+
+
 @pytest.mark.parametrize(
     ("tracker", "module", "extra"),
     [

@@ -57,7 +57,8 @@ class Deploy:
         samples: The number of samples of clients, by name, that the operator has agreed to. A client that claims
             another number is refused.
         max_samples: The largest number of samples that a client may claim without agreement.
-        samples_factor: How many times the median of all clients a number of samples may be without agreement.
+        samples_factor: How many times the median of all clients a number of samples may be without agreement. With
+            fewer than three clients, `max_samples` is the only bound.
         wait: Seconds that the server waits for all clients before the first round.
         rejoin: Seconds that the server waits for a client whose node is disconnected. After that, the client counts as
             late in every round until it reconnects.

@@ -150,6 +150,9 @@ class MLflow(Tracker):
         self._mlflow.log_metrics(dict(values), step=step, run_id=self._id)
 
     def describe(self, info: Mapping[str, Any]) -> None:
+        active = self._mlflow.active_run()
+        if active is None or active.info.run_id != self._id:  # parameters belong to the active run, and `close` ends it
+            self._mlflow.start_run(run_id=self._id, nested=True)
         self._mlflow.log_params({key: str(value)[:500] for key, value in info.items()})
 
     def close(self) -> None:

@@ -22,8 +22,10 @@ from fedmos.flower.client_errors import ClientError, ClientErrorCode
 from fedmos.flower.client_setup import read_samples
 from fedmos.flower.local.app_template import keep_app
 from fedmos.flower.local.certificates import client_key, make_certificates, make_secret
+from fedmos.flower.local.control import ControlClient
 from fedmos.flower.local.local_deployment import free_ports
 from fedmos.flower.local.prepare_client import prepare_client
+from fedmos.flower.monitoring.status import DeploymentStatus
 from fedmos.flower.node_identities import fingerprint, read_key
 from fedmos.storage.lock import FolderLock
 from helpers.study import HOSPITALS, write_study, write_table
@@ -260,6 +262,24 @@ class TestStart:
         finally:
             lock.release()
         assert said.startswith(f"Cannot start a run in {tmp_path} because another run writes it")
+
+    @pytest.mark.parametrize(
+        ("state", "expected"),
+        [
+            ("finished", "The run in {out} is finished, after 3 of 3 rounds. Run 7 ends at once, unless the configuration"),
+            ("failed", "Run 7 has started; its folder is {out}."),
+            (None, "Run 7 has started; its folder is {out}."),
+        ],
+    )
+    def test_a_finished_run_is_named(self, study, tmp_path, monkeypatch, state, expected):
+        if state is not None:
+            DeploymentStatus("run", state, rounds=3, completed=3).write(tmp_path)
+        monkeypatch.setattr(ControlClient, "wait", lambda self: None)
+        monkeypatch.setattr(ControlClient, "start", lambda self, app, given: 7)
+        given = [study / "server/server.toml", study / "study", "--out", tmp_path]
+        done = CliRunner().invoke(app, ["deploy", "start", *map(str, given)])
+        assert done.exit_code == 0, done.output
+        assert " ".join(done.output.split()).startswith(expected.format(out=tmp_path))
 
 
 def test_apps_that_run_already(tmp_path):

@@ -58,7 +58,7 @@ def start(
     import subprocess
 
     from ...config.installation import read_server
-    from ...flower.monitoring.status import is_served
+    from ...flower.monitoring.status import finished, is_served
 
     if not (app_ / "pyproject.toml").is_file():
         raise ValueError(f"deploy start: 'APP' must be the folder of an app, with pyproject.toml, got {str(app_)!r}")
@@ -69,8 +69,15 @@ def start(
     control, settings = _control(file), read_server(file)[0]
     given = {"out": str(out.absolute())} | ({} if settings.test is None else {"test": str(file.absolute())})
     control.wait()
+    done = finished(out)
     run = control.start(app_, given)
-    echo(f"Run {run} has started; its folder is {out}. What it does: fedmos deploy status {out}")
+    if done is None:
+        echo(f"Run {run} has started; its folder is {out}. What it does: fedmos deploy status {out}")
+    else:
+        echo(
+            f"The run in {out} is finished, after {done.completed} of {done.rounds} rounds. Run {run} ends at once, unless "
+            "the configuration of the app has more rounds now; to train again, use another --out"
+        )
     if not wait:
         return
     try:

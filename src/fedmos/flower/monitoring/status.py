@@ -123,6 +123,14 @@ def is_served(folder: Path) -> bool:
     return is_held(folder / SERVER_LOCK) or is_held(folder / "lock")
 
 
+def finished(folder: Path) -> DeploymentStatus | None:
+    """Return the status of the finished run in a folder; None if there is none, or it is not known to be finished."""
+    with suppress(OSError, ValueError):
+        status = DeploymentStatus.read(folder)
+        return status if status.state == "finished" else None
+    return None
+
+
 def _known(kind: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in given.items() if name in names}
