@@ -91,6 +91,25 @@ def test_leaving_the_process_group_ends_its_threads(job):
         assert not any("gloo" in thread for thread in threads["left"])
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_on_one_rank_ends_the_others_at_once(job, failing):
+    """And not after the time limit, also if the process of the error goes on."""
+    errors = job["errors"][failing]
+    assert errors[failing] == "ZeroDivisionError: a mistake"
+    assert errors[1 - failing].startswith(
+        "LostRankError: Cannot continue because another process of the run is gone or stuck"
+    )
+
+
+@pytest.mark.parametrize("given", ["abc", "0", "-1", "nan", "inf", "1e9"])
+def test_the_time_limit_of_ranks_is_checked(monkeypatch, given):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("FEDMOS_RANK_TIMEOUT", given)
+    with pytest.raises(ValueError, match=f"FEDMOS_RANK_TIMEOUT must be a number of minutes > 0 .*, got '{given}'"):
+        join()
+
+
 def ranks_of(size: int, speed: list[float]) -> Ranks:
     ranks = Ranks()
     ranks.size, ranks._speed = size, speed

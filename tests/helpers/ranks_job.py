@@ -8,10 +8,13 @@ has done so.
 
 import glob
 import json
+import os
 import sys
 import tempfile
+import time
 from functools import reduce
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -237,6 +240,39 @@ def threads_of_ranks(folder: Path) -> list[dict[str, list[str]]]:
     return [json.loads((folder / f"threads-{number}.json").read_text()) for number in range(2)]
 
 
+class FailsOnOneRank(fm.FedAvg):
+    """FedAvg whose server's step fails in the third round, on one rank."""
+
+    failing: ClassVar[int] = -1
+
+    def server(self, x, state, agg, ctx):
+        if os.environ["RANK"] == str(self.failing) and ctx.t == 2:
+            raise ZeroDivisionError("a mistake")
+        return super().server(x, state, agg, ctx)
+
+
+def errors_of_ranks(folder: Path, failing: int) -> list[str]:
+    """The error with which each of two ranks ends if the server's step fails on one, which then waits for the other.
+
+    If the other rank has not ended after a minute, there is no error of it.
+    """
+    notes = [folder / f"failing-{failing}-{rank}.txt" for rank in range(2)]
+
+    def train() -> None:
+        FailsOnOneRank.failing = failing
+        rank = int(os.environ["RANK"])
+        try:
+            jobs.train("SCAFFOLD + MD", None, algorithm=FailsOnOneRank(lr=0.05), rounds=5)
+        except Exception as error:
+            notes[rank].write_text(f"{type(error).__name__}: {error}")
+        end = time.monotonic() + 60
+        while rank == failing and not notes[1 - rank].exists() and time.monotonic() < end:
+            time.sleep(0.02)
+
+    jobs.in_ranks(2, train)
+    return [note.read_text() if note.exists() else "" for note in notes]
+
+
 VECTORS = [(1, 5), (3, 1), (7, 3), (64, 16), (1001, 8), (4099, 23)]
 """Lengths of vectors, and how many are added."""
 
@@ -319,6 +355,7 @@ def main(what: str) -> None:
             "digests": {job: digests(folder, job, sizes) for job in NAMES[what]},
             "uneven kernels": uneven_kernels(folder) if what == "all" else {},
             "threads": threads_of_ranks(folder) if what == "some" else [],
+            "errors": [errors_of_ranks(folder, rank) for rank in range(2)] if what == "some" else [],
             "sums": sums_of_ranks(folder, (3,) if what == "some" else sizes[1:]),
         }
         print(json.dumps(found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import importlib
+import itertools
 import logging
 import os
 import signal
@@ -17,6 +18,9 @@ import torch.distributed as dist
 from ..core.formatting import format_value
 
 _MOST_MINUTES = 100_000
+
+_joined = itertools.count()
+"""The number of groups that this process has joined."""
 
 _log = logging.getLogger("fedmos")
 
@@ -40,10 +44,10 @@ def join() -> None:
         return
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    # The launcher's store outlives its workers: restarted workers must not find the addresses of earlier ones.
+    # The launcher's store outlives its workers and their groups: later ones must not find the addresses of earlier ones.
     host, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
-    store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_joined)}", shared)
     dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]), world_size=size, timeout=timeout)
 
 

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .process_group import leave
+
 _log = logging.getLogger("fedmos")
 
 J = TypeVar("J")
@@ -77,6 +79,14 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
+
+    def abandon(self) -> None:
+        """Leave the process group after an error that other ranks may not have; they end at their next exchange.
+
+        Ranks that exchange through nccl end with the processes, because leaving its group waits for them.
+        """
+        if self.size > 1 and self._device.type == "cpu":
+            leave()
 
     def assign(self, costs: Sequence[float]) -> list[int]:
         """Assign pieces of work to ranks: the costliest first, each to the rank that would finish first as measured."""

@@ -103,7 +103,8 @@ def _stepped(state: FederatedState, training: TrainingResult) -> tuple[Tensor, V
             given, agg = named(state.algorithm, "state", before), named(state.algorithm, "agg", update.sums)
             returned = state.algorithm.server(x, given, agg, state.context(update.kept))
     except Exception:
-        if state.policy.check_each:
+        # Other ranks, on which there may be no error, would not take part in a repetition.
+        if state.policy.check_each or all(bool(v.isfinite().all()) for v in update.sums.values()):
             raise
         return None  # possibly because of a non-finite upload
     check_pair(state.algorithm, "server", returned)

@@ -268,10 +268,16 @@ class Run:
 
         self._stopped_by = self.ranks.on_rank0(start_on_rank0)
 
-    def next_round(self) -> Coroutine[Any, Any, Record]:
-        """Return the coroutine of the next round."""
+    async def next_round(self) -> Record:
+        """Play the next round."""
         play = play_round if self.spec.buffer is None else play_buffered_round
-        return play(self.state, evaluate=self.evaluates_next)
+        try:
+            return await play(self.state, evaluate=self.evaluates_next)
+        except DivergenceError:  # of all ranks
+            raise
+        except Exception:  # possibly of this rank alone, as in a method of the user's for one client
+            self.ranks.abandon()
+            raise
 
     @property
     def evaluates_next(self) -> bool:
