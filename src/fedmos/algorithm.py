@@ -160,7 +160,8 @@ class ClientContext(Context):
     On a GPU, local training is recorded once and replayed, so t and W are tensors there: compute with them, but do not
     branch on them (an algorithm that does is executed step by step instead). Where several runs train together, x and
     the vectors of msg are (M, D), and lr and W are columns. So they are, and t is an integer column, where clients
-    of an asynchronous run (the option `buffer`) were sent models of different rounds.
+    of an asynchronous run (the option `buffer`) were sent models of different rounds. An integer tensor together with a
+    Python number gives float32; `torch.as_tensor(c.t).to(y)` has the dtype of the model everywhere.
 
     Example:
         >>> c = fm.ClientContext(

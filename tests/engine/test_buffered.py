@@ -41,6 +41,16 @@ class Adaptive(fm.Algorithm):
 
 
 @dataclass(frozen=True)
+class OverRounds(fm.Algorithm):
+    """A client whose step depends on the round, written as documented."""
+
+    lr: float
+
+    def direction(self, y, s, c, grad, k):
+        return grad(y) + 0.01 * torch.as_tensor(c.t).to(y) * y, s
+
+
+@dataclass(frozen=True)
 class Warmed(fm.Algorithm):
     """A client that branches on the round."""
 
@@ -150,6 +160,11 @@ def test_the_loop_and_the_batched_engine_agree(what):
     assert [(r.cohort, r.ages, r.time) for r in loop.history] == [(r.cohort, r.ages, r.time) for r in batched.history]
     assert max(age for record in loop.history for age in record.ages) > 0
     torch.testing.assert_close(loop.params, batched.params, rtol=1e-8, atol=1e-9)
+
+
+def test_a_number_times_the_round_has_the_precision_of_the_run():
+    loop, batched = (digits(OverRounds(lr=0.05), engine=e, dtype=torch.float64) for e in ("loop", "batched"))
+    torch.testing.assert_close(loop.params, batched.params, rtol=1e-12, atol=1e-13)
 
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, event: int) -> None:
