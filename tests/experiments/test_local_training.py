@@ -64,6 +64,38 @@ def test_configurations_without_the_row(changes):
     assert ALONE not in [method.label for method in parsed(privacy=None, **changes).methods]
 
 
+OWN_DATA = """
+import fedmos as fm
+
+def make():
+    return fm.datasets.load("digits").partition(fm.partition.IID(), clients=6, holdout={holdout})
+"""
+
+
+@pytest.mark.parametrize("holdout", [0.3, None])
+def test_data_that_come_with_tests_of_clients(tmp_path, holdout):
+    (tmp_path / "mine.py").write_text(OWN_DATA.format(holdout=holdout))
+    settings = parsed(data={"name": f"{tmp_path / 'mine.py'}:make"})
+    assert [method.label for method in settings.methods] == ["FedAvg"]
+    made = settings.completed()
+    assert [method.label for method in made.methods] == (["FedAvg"] if holdout is None else ["FedAvg", ALONE])
+    assert made.evaluate_clients == (None if holdout is None else 2)
+    assert made.completed() is made
+    assert [method.label for method in settings.methods] == ["FedAvg"]
+    again = config.parse(config.CompareConfig, made.kept(), "demo")
+    assert [method.label for method in again.methods] == [method.label for method in made.methods]
+    off = parsed(data=settings.data.model_dump(exclude_none=True), local_training=False)
+    assert off.completed() is off
+
+
+def test_the_label_of_the_row_is_refused_for_another_method(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN_DATA.format(holdout=0.3))
+    methods = [TABLE["methods"][0] | {"label": ALONE}]
+    settings = parsed(data={"name": f"{tmp_path / 'mine.py'}:make"}, methods=methods)
+    with pytest.raises(config.ConfigError, match=f"must not be '{ALONE}', which the row of local training is called"):
+        settings.completed()
+
+
 def test_folders_do_not_depend_on_the_number_of_methods(tmp_path):
     """A method that is appended later does not take the folder of the row."""
     run = PlannedRun(ALONE, (("lr", 0.1),), 0)

@@ -60,7 +60,7 @@ def _compare(configuration: Path, overrides: list[str], out: Path, quiet: bool, 
     from ..experiments.progress import observed
     from ..report.comparison import write_report
 
-    settings = load(CompareConfig, configuration, overrides)
+    settings = load(CompareConfig, configuration, overrides).completed()
     began = perf_counter()
     shown = Console(quiet=True, emoji=False) if quiet else console
     with observed(shown, settings.title, settings.labels, settings.rounds, settings.metric) as observer:

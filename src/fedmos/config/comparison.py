@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import model_validator
+from pydantic import PrivateAttr, model_validator
 
 from ..core.formatting import format_value
 from ..core.validation import suggest
@@ -15,7 +15,7 @@ from ..rng import signed
 from ..run.preflight import check_parts
 from ..run.spec import RunSpec
 from .choices import Choice, ChoiceOrList, LinkChoice
-from .errors import error_location, table_error
+from .errors import ConfigError, error_location, table_error
 from .fields import (
     MAX_ENTRIES,
     ComparedTarget,
@@ -117,18 +117,46 @@ class CompareConfig(Training):
     """Label of the method that others are compared with; by default the target's method, or else the first."""
     tune: Tuning | None = None
     local_training: Flag = True
-    """Whether to add a row of local training alone, where clients have test samples of their own (`data.holdout`).
+    """Whether to add a row of local training alone, where clients have test samples of their own.
 
     It has the step size and selection of the first method, and clients are evaluated at the end.
     """
     light: Flag = False
     """Keep only the model and history of finished runs: smaller folders, which cannot be given more rounds later."""
 
+    _completed: bool = PrivateAttr(default=False)
+    """Whether it is known if the data have test samples of clients."""
+
     @model_validator(mode="after")
-    def _add_local_training(self) -> CompareConfig:
-        """Add the row of local training alone."""
-        if not self.local_training or self.data.holdout is None:
+    def _complete_holdout(self) -> CompareConfig:
+        """Add the row of local training alone where the configuration says that clients have test samples."""
+        if self.data.holdout is not None:
+            self._add_local_training()
+        return self
+
+    def completed(self) -> CompareConfig:
+        """Return the configuration with the row of local training alone, if the data have test samples of clients.
+
+        Raises:
+            ConfigError: If the data cannot be loaded, or a method has the label of the row.
+        """
+        if self._completed or not self.local_training:
             return self
+        made = self.model_copy()
+        made._completed = True
+        if made.data.holdout is None and made.data.has_own_tests(made.seeds[0]):
+            made._add_local_training()
+            if sum(method.label == ALONE for method in made.methods) > 1:
+                raise ConfigError(
+                    f"methods.label: must not be {ALONE!r}, which the row of local training is called; use another label, "
+                    "or local_training = false"
+                )
+        return made
+
+    def _add_local_training(self) -> None:
+        """Add the row of local training alone."""
+        if not self.local_training:
+            return
         if self.evaluate_clients is None:
             self.__dict__["evaluate_clients"] = self.rounds
         if all(method.algorithm.name != "LocalOnly" for method in self.methods):
@@ -143,7 +171,6 @@ class CompareConfig(Training):
                 grid=grid,
             )
             self.__dict__["methods"] = [*self.methods, row]
-        return self
 
     @model_validator(mode="after")
     def _check_consistency(self) -> CompareConfig:

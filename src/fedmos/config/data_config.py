@@ -140,6 +140,12 @@ class DataConfig(Strict):
         with error_location("data"):
             return data.split_clients(self.unseen, seed)[0]
 
+    def has_own_tests(self, seed: int) -> bool:
+        """Whether clients have test samples of their own; loads data that may have some without `holdout`."""
+        if self.holdout is not None:
+            return True
+        return (is_own(self.name) or self.name in NATURAL) and self.make(seed).tests is not None
+
     def _divided(self, seed: int, dataset: AnyData | None) -> FederatedData:
         """Make the federation of all clients."""
         if self.name == "synthetic":

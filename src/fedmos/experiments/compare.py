@@ -62,6 +62,7 @@ def compare(
         raise ValueError("Cannot compare over several ranks because runs are compared side by side in one process")
     if on is not None:
         check_where(on)
+    config = config.completed()
     config.check()
     observer = observer or ComparisonObserver()
     if (out / CONFIGURATION).exists():
