@@ -157,6 +157,14 @@ def test_refusals(make, text):
         make()
 
 
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_vector_has_at_least_one_number(codec):
+    assert codec.nbytes(1) > 0
+    for size in (0, -1, 1.5, "3", None, True):
+        with pytest.raises(ValueError, match=r"'size' must be an integer ≥ 1, got"):
+            codec.nbytes(size)
+
+
 def test_lists_are_chains():
     assert is_codec([TopK(0.1), Sign()])
     assert is_codec(Sign())

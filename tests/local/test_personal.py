@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import fedmos as fm
+from fedmos.core.personal_parameters import personal_names
 from fedmos.run.build import _warn_of_initial_model, _warn_of_initial_values
 from helpers.conformance import CASES, EACH, LOGISTIC, LR, close, train
 from helpers.reference_shared import BIASES_OF, WEIGHTS_OF, SharedPart, one_step, trained
@@ -292,6 +295,22 @@ def test_a_saved_result(tmp_path, quick):
 def test_refused_patterns(personal, message):
     with pytest.raises(ValueError, match=message):
         train(LOGISTIC, fm.FedAvg(lr=LR), "loop", rounds=1, local_steps=3, personal=personal)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("head", "'head', which matches none; 'head.*' matches the parameters of the module"),
+        ("haed.*", "'haed.*', which matches none (did you mean 'head.*'?)"),
+        ("head.wieght", "'head.wieght', which matches none (did you mean 'head.weight'?)"),
+        ("tail", "'tail', which matches none"),
+    ],
+)
+def test_patterns_that_match_nothing_get_a_hint(pattern, hint):
+    model = nn.Sequential(OrderedDict(body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
+    with pytest.raises(ValueError) as error:
+        personal_names(model, fm.Personal([pattern]))
+    assert str(error.value).endswith(hint)
 
 
 def test_refused_options():

@@ -115,6 +115,12 @@ def test_frozen_layers_stay_frozen():
     assert not folded[3].bn1.training
 
 
+@pytest.mark.parametrize("function", ["fold_batchnorm", "convert_batchnorm", "merge_lora"])
+def test_what_is_no_module_is_refused(function):
+    with pytest.raises(ValueError, match=f"{function}: 'model' must be a torch.nn.Module, got 3"):
+        getattr(fm.models, function)(3)
+
+
 def test_layers_without_statistics_are_refused():
     with pytest.raises(ValueError, match=r"Cannot fold BatchNorm \('1'\).*use fm\.models\.convert_batchnorm"):
         fm.models.fold_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)))

@@ -52,6 +52,11 @@ class Residual(nn.Module):
         return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
 
 
+def test_groups_are_counted():
+    with pytest.raises(ValueError, match="convert_batchnorm: 'groups' must be an integer ≥ 1, got 0"):
+        fm.models.convert_batchnorm(nn.BatchNorm2d(4), groups=0)
+
+
 def test_a_resnet_with_batch_norm_is_converted_and_trains(quick):
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1, bias=False),

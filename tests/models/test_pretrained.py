@@ -92,7 +92,7 @@ def test_weights_that_do_not_fit_are_refused(folder, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     (empty / "config.json").write_text("{}")
     (empty / "pytorch_model.bin").write_bytes(b"never read")
-    for wrong in (empty, empty / "nowhere"):
+    for wrong in (empty, empty / "nowhere", 3):
         with pytest.raises(ValueError, match=f"{name}: 'weights' must be a folder with config.json and model.saf"):
             make(weights=wrong)
     other = {"depth_multiplier": 0.2} if name == "mobilenet_v2" else {"image_size": 48}

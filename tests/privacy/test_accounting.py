@@ -159,8 +159,16 @@ def test_invalid_questions():
         fm.privacy.epsilon(1.0, **how | {"delta": 1})
     with pytest.raises(ValueError, match="Cannot reach ε = 1e-30 with any noise"):
         fm.privacy.plan(1e-30, **how | {"delta": 1e-300})
+    with pytest.raises(ValueError, match="epsilon: 'noise_multiplier' must be ≥ 0, got -1"):
+        fm.privacy.epsilon(-1, **how)
     assert RoundAccountant(sampling_of(fm.Full(), N), 0.0, 1e-5).epsilon(1) == math.inf
     assert RoundAccountant(sampling_of(fm.Full(), N), 0.0, 1e-5).epsilon(0) == 0
+
+
+@pytest.mark.parametrize("mechanism", ["Gaussian", "MatrixFactorization", "Local", "DiscreteGaussian"])
+def test_without_noise_there_is_no_privacy(mechanism):
+    how = {"rounds": 5, "delta": 1e-5, "selection": fm.Cyclic(m=10), "clients": N}
+    assert fm.privacy.epsilon(0.0, mechanism=mechanism, **how) == math.inf
 
 
 @pytest.mark.parametrize(

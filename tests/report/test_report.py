@@ -287,6 +287,7 @@ def test_what_is_refused(single, comparison, tmp_path, quick):
         ([first, single("e", CONFIG, "target.accuracy=0.5")], {}, "different targets together"),
         ([first, comparison], {}, "different targets together"),
         ([first], {"target": ("accuracy", 0.7)}, "--target asks for accuracy 0.7"),
+        ([first], {"target": ("accurcy", 0.9)}, "got 'accurcy' (did you mean 'accuracy'?)"),
         ([first], {"baseline": "FedAvgg"}, "--baseline must be one of FedAvg, got 'FedAvgg' (did you mean 'FedAvg'?)"),
         ([tmp_path], {}, "it is the folder of neither a run nor a comparison"),
     ]

@@ -87,6 +87,16 @@ def test_options_that_may_change(quick, tmp_path, change):
     quick(**{"out": tmp_path / "run", "resume": True} | change)
 
 
+def test_fewer_rounds_than_were_played_are_refused(quick, tmp_path):
+    quick(out=tmp_path / "run")
+    with pytest.raises(ValueError) as caught:
+        quick(out=tmp_path / "run", rounds=2, resume=True)
+    assert str(caught.value) == (
+        f"Cannot resume the run in {tmp_path / 'run'} with 'rounds' = 2 because it has played 3 rounds; use at least 3, or "
+        "a new folder"
+    )
+
+
 def test_equal_numbers_of_other_types_are_the_same(quick, tmp_path):
     quick(algorithm=fm.FedAvg(lr=1), out=tmp_path / "run")
     quick(algorithm=fm.FedAvg(lr=1.0), out=tmp_path / "run", resume=True)

@@ -62,6 +62,28 @@ def test_folders_for_training_and_testing(tmp_path):
         FederatedData.from_folder(tmp_path)
 
 
+def test_folders_of_clients_for_training_and_testing(tmp_path):
+    pixels = pictures(9, 3, 4)
+    places = ("train/u0/x", "train/u0/y", "train/u1/x", "train/u1/y", "test/u0/y", "test/u1/x", "test/u1/y")
+    for i, place in enumerate(places):
+        save(tmp_path, f"{place}/{i}.png", pixels[i])
+    data = FederatedData.from_folder(tmp_path)
+    assert data.names == ["u0", "u1"]
+    assert data.sizes.tolist() == [2, 2]
+    assert np.array_equal(data.test[0], pixels[4:7, None])  # of all clients, as without owners
+    assert data.tests.x is data.test[0]
+    assert [y.tolist() for _, y in data.tests] == [[1], [0, 1]]
+    assert np.array_equal(data.tests["u1"][0], pixels[5:7, None])
+    data.validate()
+    one = FederatedData.from_folder(tmp_path, clients=1)
+    assert one.tests[0][1].tolist() == data.tests[one.names[0]][1].tolist()
+    assert FederatedData.from_folder(tmp_path, fm.partition.IID(), clients=2).tests is None
+    save(tmp_path, "test/u2/x/7.png", pixels[7])  # no client of the training part
+    other = FederatedData.from_folder(tmp_path)
+    assert other.tests is None
+    assert len(other.test[1]) == 4
+
+
 def test_a_stray_image_beside_the_test_classes_is_refused(tmp_path):
     for name in ("train/x/1.png", "train/y/1.png", "test/x/1.png", "test/stray.png"):
         save(tmp_path, name, pictures(1, 3, 3)[0])

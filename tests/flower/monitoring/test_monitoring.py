@@ -264,6 +264,13 @@ class TestLog:
             names = [type(h.formatter).__name__ for h in logging.getLogger("fedmos").handlers]
         assert "JsonFormatter" in names
 
+    def test_another_value_of_the_environment_is_named(self, monkeypatch, caplog):
+        monkeypatch.setenv("FEDMOS_LOG", "jsno")
+        with caplog.at_level(logging.WARNING, "fedmos"), log_through_flower():
+            names = [type(h.formatter).__name__ for h in logging.getLogger("fedmos").handlers]
+        assert "JsonFormatter" not in names
+        assert "FEDMOS_LOG must be 'text' or 'json', got 'jsno'; the log is text" in caplog.messages
+
 
 def test_monitoring_does_not_change_bits(deployed):
     assert_same(deployed(metrics=f"127.0.0.1:{free_ports(1)[0]}", log="json").run(), fm.run(**arguments()))
