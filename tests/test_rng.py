@@ -26,6 +26,10 @@ def test_fold_is_splitmix64(key, data):
     assert int(fold(torch.tensor(key), torch.tensor(data))) % 2**64 == expected
 
 
+def test_integers_of_numpy_give_the_same_streams():
+    assert stream(np.int64(3), np.int32(2), np.int64(1), Purpose.BATCH) == stream(3, 2, 1, Purpose.BATCH)
+
+
 def test_streams_differ_in_every_coordinate():
     keys = {
         int(stream(seed, round, client, purpose))

@@ -65,8 +65,8 @@ def fold(key: Tensor, data: Tensor | int) -> Tensor:
 
 
 def _fold_int(key: int, data: int) -> int:
-    """`fold` for Python integers: the same bits, without tensors."""
-    z = (key + _GAMMA * (data + 1)) % 2**64
+    """`fold` for integers, of NumPy too: the same bits, without tensors."""
+    z = (int(key) + _GAMMA * (int(data) + 1)) % 2**64
     z = (z ^ (z >> 30)) * _MIX_1 % 2**64
     z = (z ^ (z >> 27)) * _MIX_2 % 2**64
     return z ^ (z >> 31)

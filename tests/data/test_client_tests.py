@@ -131,7 +131,12 @@ def test_tests_by_name():
     named = dict(zip("abc", clients_of(3), strict=True))
     data = fm.FederatedData.from_arrays(named, tests={"b": (np.ones((1, 2)), [1])})
     assert data.tests.sizes.tolist() == [0, 1, 0]
-    assert data.tests["b"][1].tolist() == data.tests[-2][1].tolist() == data.subset(["c", "b"]).tests["b"][1].tolist() == [1]
+    assert (
+        data.tests["b"][1].tolist()
+        == data.tests[-2][1].tolist()
+        == data.subset(["c", "b"]).tests["b"][1].tolist()
+        == [1]
+    )
     for wrong, kind, sentence in (
         ("d", KeyError, "there is no client 'd'"),
         (3, IndexError, "client must be in 0 … 2, got 3"),
@@ -139,9 +144,9 @@ def test_tests_by_name():
         (1.5, ValueError, "a client must be the number or the name of one, got 1.5"),
         (None, ValueError, "a client must be the number or the name of one, got None"),
     ):
-        for given in (data.tests.__getitem__, data.client):
+        for read in (data.tests.__getitem__, data.client):
             with pytest.raises(kind, match=sentence):
-                given(wrong)
+                read(wrong)
     with pytest.raises(ValueError, match="'tests' must name clients, got 'd'"):
         fm.FederatedData.from_arrays(named, tests={"d": (np.ones((1, 2)), [1])})
     numbered = fm.FederatedData.from_arrays(dict(enumerate(clients_of(3))), tests={2: (np.ones((1, 2)), [1])})

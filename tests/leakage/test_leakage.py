@@ -119,6 +119,22 @@ def test_mistakes():
         fm.leakage.Canaries(300).plant(DATA)
     with pytest.raises(ValueError, match="Canaries: 'copies' must be an integer ≥ 1, got 0"):
         fm.leakage.Canaries(copies=0)
+    how = (fm.models.mlp(features=64), 3, fm.FedAvg(lr=0.1))
+    for attack, sentence in (
+        (lambda: fm.leakage.membership(3, DATA), "leakage: 'result' must be a fedmos.Result, got 3"),
+        (lambda: fm.leakage.membership(3, 3), "membership: 'data' must be a fedmos.FederatedData, got 3"),
+        (
+            lambda: fm.leakage.gradient_inversion(*how),
+            "gradient_inversion: 'data' must be a fedmos.FederatedData, got 3",
+        ),
+        (lambda: fm.leakage.canary_exposure(*how, fm.Full()), "canaries: 'data' must be a fedmos.FederatedData, got 3"),
+        (
+            lambda: fm.leakage.canary_exposure(*how, fm.Full(), canaries=3),
+            r"'canaries' must be Canaries\(…\) or None, got 3",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            attack()
     bare = fm.FederatedData.from_arrays([(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))])
     with pytest.raises(ValueError, match="Cannot measure canaries without a test set"):
         fm.leakage.Canaries(1, references=1).plant(bare)

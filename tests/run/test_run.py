@@ -88,6 +88,8 @@ def test_a_target_ends_the_run_and_is_counted_from_one(quick):
         result.bytes_to("accuracy", "0.5")
     with pytest.raises(ValueError, match="rounds_to: 'metric' must be one of train_loss"):
         result.rounds_to("acc", 0.5)
+    with pytest.raises(ValueError, match=r"time_to: 'metric' must be one of train_loss, .*, got 3"):
+        result.time_to(3, 0.5)
     for unknown in (len(result.last), -1, "a"):
         with pytest.raises(ValueError, match=f"client_state: 'i' must be a client from 0 to .*, got {unknown!r}"):
             result.client_state(unknown)

@@ -13,6 +13,8 @@ from torch import nn
 from ..algorithm import Algorithm
 from ..core.formatting import format_value
 from ..data.federated import FederatedData
+from ..run.options import options_of
+from ..run.spec import RunSpec
 from ..selection.selector import Selector
 from .outcome import ComparisonResult, TuningResult
 
@@ -91,6 +93,7 @@ def compare(
     from ..experiments.object_compare import compare_objects, text_of
     from ..experiments.object_plan import plan
 
+    folder = _folder("compare", out)
     made = plan(
         methods,
         {"model": model, "data": data, "rounds": rounds, **options},
@@ -103,7 +106,6 @@ def compare(
         title=title,
         local_training=local_training,
     )
-    folder = None if out is None else Path(out)
     table, results = compare_objects(made, folder, _observer())
     return ComparisonResult(
         title=title,
@@ -173,7 +175,7 @@ def tune(
         raise ValueError(f"tune: 'grid' must map fields to values, got {format_value(grid)}; use {{'lr': [...]}}")
     listed = {name: numbers("tune: 'grid'", name, values) for name, values in grid.items()}
     with_fields(algorithm, {name: values[0] for name, values in listed.items()}, "tune")
-    label = type(algorithm).__name__
+    label, folder = type(algorithm).__name__, _folder("tune", out)
     made = plan(
         {label: {"algorithm": algorithm, "selection": selection, "grid": listed}},
         {"model": model, "data": data, "rounds": rounds, **options},
@@ -184,9 +186,15 @@ def tune(
         metric=metric,
         title=f"Tuning of {label}",
     )
-    chosen, _ = tune_objects(made, None if out is None else Path(out), _observer())
+    chosen, _ = tune_objects(made, folder, _observer())
     found = chosen[label]
     return TuningResult(with_fields(algorithm, found.values, "tune"), found.tried)
+
+
+def _folder(owner: str, out: Any) -> Path | None:
+    """Return the option `out`, which is that of a run."""
+    given: str | os.PathLike[str] | None = options_of(RunSpec)["out"].checked(owner, "out", out)
+    return None if given is None else Path(given)
 
 
 def _observer() -> ComparisonObserver:

@@ -148,8 +148,8 @@ class CompareConfig(Training):
             made._add_local_training()
             if sum(method.label == ALONE for method in made.methods) > 1:
                 raise ConfigError(
-                    f"methods.label: must not be {ALONE!r}, which the row of local training is called; use another label, "
-                    "or local_training = false"
+                    f"methods.label: must not be {ALONE!r}, which the row of local training is called; use another "
+                    "label, or local_training = false"
                 )
         return made
 

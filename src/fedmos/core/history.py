@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .formatting import format_value
 from .metric_names import is_loss
 from .validation import number, require, suggest
 
@@ -210,9 +211,9 @@ class History:
             ValueError: If there is no such metric, or the target is no number.
         """
         known = self.known_metrics
-        if metric not in known:
+        if not isinstance(metric, str) or metric not in known:
             hint = suggest(metric, known)
-            raise ValueError(f"{owner}: 'metric' must be one of {', '.join(known)}, got {metric!r}{hint}")
+            raise ValueError(f"{owner}: 'metric' must be one of {', '.join(known)}, got {format_value(metric)}{hint}")
         require(owner, "target", target, number)
         return next((r for r in self if reached(metric, r.value(metric), target)), None)
 

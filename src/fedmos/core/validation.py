@@ -105,9 +105,11 @@ def check(obj: Any, **rules: Rule) -> None:
         require(type(obj).__name__, field, getattr(obj, field), rule)
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: object, known: Iterable[str]) -> str:
     """Return a hint like " (did you mean 'local_steps'?)", or "" if no known word is similar."""
     words = list(known)
+    if not isinstance(word, str):
+        return ""
     same = [w for w in words if len(w) > 1 and w.lower() == word.lower()]
     close = same or difflib.get_close_matches(word[:100], words, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -44,7 +44,7 @@ def join() -> None:
         return
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    # The launcher's store outlives its workers and their groups: later ones must not find the addresses of earlier ones.
+    # The launcher's store outlives its workers and their groups: a group must not find the addresses of earlier ones.
     host, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["WORLD_SIZE"])
     shared = TCPStore(host, port, size, is_master=False, timeout=timeout)
     store = PrefixStore(f"fedmos-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_joined)}", shared)

@@ -14,7 +14,7 @@ from ..config.comparison import tuned_label
 from ..config.fields import MAX_ENTRIES, FinalOf
 from ..config.schema import Tuning, parse
 from ..core.formatting import format_value
-from ..core.validation import boolean, count, require, suggest, text_up_to
+from ..core.validation import boolean, count, integer, none, require, suggest, text_up_to
 from ..core.validation import seed as seed_rule
 from ..engine.task_check import check_fit
 from ..rng import signed
@@ -71,6 +71,7 @@ def plan(
     if baseline is not None:
         _check_label("baseline", baseline, list(listed))
     require(caller, "title", title, text_up_to(1000))
+    require(caller, "metric", metric, text_up_to(1000) | none)
     require(caller, "rounds", options["rounds"], count)
     rounds = int(options.pop("rounds"))
     tuning, shared = (None, {}) if tune is None else _tuning(caller, tune, table_seeds, rounds, level)
@@ -147,8 +148,14 @@ def _own_arguments(label: str, given: Any, selection: Any) -> dict[str, Any]:
 
 
 def _seeds(seeds: Any) -> list[int]:
-    listed = range(seeds) if isinstance(seeds, int) and not isinstance(seeds, bool) else seeds
-    if isinstance(listed, str) or not isinstance(listed, Iterable) or not (listed := list(listed)):
+    if integer.test(seeds):
+        require("compare", "seeds", seeds, integer.up_to(MAX_ENTRIES))
+    try:
+        many = range(seeds) if integer.test(seeds) else seeds
+        listed = [] if isinstance(many, str | bytes | Mapping) else list(many)
+    except TypeError:
+        listed = []
+    if not listed:
         raise ValueError(f"compare: 'seeds' must be a number of seeds or a list of them, got {format_value(seeds)}")
     for one in listed:
         require("compare", "seeds", one, seed_rule)

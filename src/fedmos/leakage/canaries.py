@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..algorithm import Algorithm
-from ..core.validation import check, count, whole_number
+from ..core.validation import Rule, check, count, none, require, whole_number
 from ..data.federated import FederatedData
 from ..rng import Purpose, generator
 from ..run.api import run
@@ -191,5 +191,6 @@ def canary_exposure(
         >>> fm.leakage.canary_exposure(model, data, fm.FedAvg(lr=0.1), fm.Full(), **how).references
         20
     """
+    require("canary_exposure", "canaries", canaries, Rule("Canaries(…)", lambda v: isinstance(v, Canaries)) | none)
     canaries = Canaries() if canaries is None else canaries
     return canaries.exposure(run(model, canaries.plant(data), algorithm, selection, **options), data)

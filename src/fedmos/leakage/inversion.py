@@ -17,6 +17,7 @@ from ..rng import Purpose, stream
 from ..rng import normal as normal_numbers
 from ..run.api import run
 from ..selection.full import Full
+from .membership import federation
 
 _OTHERS = 50
 """The number of samples of other clients that a sample is compared with."""
@@ -78,6 +79,7 @@ def gradient_inversion(
         >>> found.reconstructed.shape == found.samples.shape
         True
     """
+    require("gradient_inversion", "data", data, federation)
     require("gradient_inversion", "samples", samples, count)
     require("gradient_inversion", "iterations", iterations, count)
     require("gradient_inversion", "client", client, integer)

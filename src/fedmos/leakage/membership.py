@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.validation import count, require, whole_number
+from ..core.validation import Rule, count, require, whole_number
 from ..data.federated import FederatedData
 from ..rng import Purpose, generator
 from ..run.result import Result
 
 Losses = NDArray[np.float64]
+
+federation = Rule("a fedmos.FederatedData", lambda v: isinstance(v, FederatedData))
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ def membership(result: Result, data: FederatedData, samples: int = 1000, seed: i
 
 def labelled_test(owner: str, data: FederatedData) -> tuple[Any, Tensor]:
     """Return the test set; refuse data without one, and data without class labels."""
+    require(owner, "data", data, federation)
     if data.test is None:
         raise ValueError(f"Cannot measure {owner} without a test set, which gives samples that no client has; add one")
     x, y = data.test
@@ -81,6 +84,7 @@ def labelled_test(owner: str, data: FederatedData) -> tuple[Any, Tensor]:
 
 def sample_losses(result: Result, x: Tensor, y: Tensor) -> Losses:
     """Return the cross-entropy of each sample at the final model."""
+    require("leakage", "result", result, Rule("a fedmos.Result", lambda v: isinstance(v, Result)))
     outputs = result.predict(x)
     losses: Losses = F.cross_entropy(outputs.double().cpu(), y.long().cpu(), reduction="none").numpy()
     return losses

@@ -391,7 +391,7 @@ class RunSpec:
     callbacks: Sequence[Callback | OnRound] = option(
         "`Callback` objects such as `fm.EarlyStopping()`, or functions of a round's record, or of the record and the "
         "model.",
-        Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence)),
+        Rule("a sequence of callbacks", lambda v: isinstance(v, Sequence) and not isinstance(v, str | bytes)),
         default=(),
         resume="not recorded",
         toml=False,

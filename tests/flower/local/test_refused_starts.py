@@ -266,7 +266,10 @@ class TestStart:
     @pytest.mark.parametrize(
         ("state", "expected"),
         [
-            ("finished", "The run in {out} is finished, after 3 of 3 rounds. Run 7 ends at once, unless the configuration"),
+            (
+                "finished",
+                "The run in {out} is finished, after 3 of 3 rounds. Run 7 ends at once, unless the configuration",
+            ),
             ("failed", "Run 7 has started; its folder is {out}."),
             (None, "Run 7 has started; its folder is {out}."),
         ],

@@ -75,8 +75,8 @@ def start(
         echo(f"Run {run} has started; its folder is {out}. What it does: fedmos deploy status {out}")
     else:
         echo(
-            f"The run in {out} is finished, after {done.completed} of {done.rounds} rounds. Run {run} ends at once, unless "
-            "the configuration of the app has more rounds now; to train again, use another --out"
+            f"The run in {out} is finished, after {done.completed} of {done.rounds} rounds. Run {run} ends at once, "
+            "unless the configuration of the app has more rounds now; to train again, use another --out"
         )
     if not wait:
         return

@@ -28,8 +28,8 @@ class Importers:
         """Create a federation from folders of images: CLIENT/CLASS/image, or CLASS/image with a `partition`.
 
         A folder "test" (CLASS/image) next to a folder "train" is the test set. Images in CLIENT/test/CLASS next to
-        CLIENT/train/CLASS are the test samples of that client. Those in test/CLIENT/CLASS next to train/CLIENT/CLASS are
-        both, if the clients of the two parts are the same. Needs Pillow.
+        CLIENT/train/CLASS are the test samples of that client. Those in test/CLIENT/CLASS next to train/CLIENT/CLASS
+        are both, if the clients of the two parts are the same. Needs Pillow.
 
         Args:
             root: The folder.
