@@ -114,6 +114,49 @@ def test_losses_and_importances_can_be_lists_and_float32():
 
 
 @pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda a: a.sampling_variance("Uniform", P),
+            "sampling_variance: 'selector' must be a fedmos.Selector, got 'Un",
+        ),
+        (
+            lambda a: a.sampling_variance(fm.MD(m=2), "x"),
+            "sampling_variance: 'p' must hold a number ≥ 0 for each client",
+        ),
+        (
+            lambda a: a.sampling_variance(fm.MD(m=2), P, n=[1]),
+            "sampling_variance: 'n' must hold a number for each of 4",
+        ),
+        (
+            lambda a: a.draw_weights(fm.MD(m=2), P, None, 3.0, 5),
+            "draw_weights: 'losses' must hold a number for each of 4",
+        ),
+        (
+            lambda a: a.draw_weights(fm.MD(m=2), P, None, None, 5, None),
+            "draw_weights: 'seed' must be an integer of 64 b",
+        ),
+        (
+            lambda a: a.selection_skew(fm.MD(m=2), P, None),
+            "selection_skew: 'losses' must hold a number for each of 4 cl",
+        ),
+        (
+            lambda a: a.selection_skew(fm.MD(m=2), P, P, torch.ones(2, 3)),
+            "selection_skew: 'losses_at' must hold a number for each of 4 clients, or rows of them, got",
+        ),
+        (
+            lambda a: a.selection_skew(fm.MD(m=2), P, P, best="x"),
+            "selection_skew: 'best' must hold a number for each of 4 clients, or one number, got 'x'",
+        ),
+        (lambda a: a.skew_bounds(fm.MD(m=2), 3), "skew_bounds: 'problem' must be a problem of quadratic(…), got 3"),
+    ],
+)
+def test_wrong_types_and_shapes_get_a_sentence(call, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        call(fm.analysis)
+
+
+@pytest.mark.parametrize(
     ("selector", "p", "draws", "message"),
     [
         (fm.MD(m=2), 2 * P, 10, "sampling_variance: 'p' must have the sum one, got 2; use p / p.sum()"),

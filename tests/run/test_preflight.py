@@ -159,6 +159,10 @@ BAD_RUNS = {
     "a class of optimisers": ({"local": fm.local.Adam}, "got the class Adam itself; use Adam(…)"),
     "a class of torch": ({"local": torch.optim.Adam}, "got <class 'torch.optim.adam.Adam'>"),
     "metrics as a text": ({"metrics": "f1"}, "'metrics' must be a mapping of names to functions, or a list of fm.met"),
+    "a class of callbacks": (
+        {"callbacks": [fm.EarlyStopping]},
+        "run: 'callbacks' must be Callback objects or functions, got the class EarlyStopping itself; use EarlyStopping(…)",
+    ),
     "callbacks of numbers": ({"callbacks": [5]}, "run: 'callbacks' must be Callback objects or functions, got 5"),
     "resume without a folder": ({"resume": True}, "run: 'out' must be a folder"),
 }

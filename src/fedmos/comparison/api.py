@@ -12,6 +12,8 @@ from torch import nn
 
 from ..algorithm import Algorithm
 from ..core.formatting import format_value
+from ..core.validation import none, require
+from ..core.validation import seed as seed_rule
 from ..data.federated import FederatedData
 from ..run.options import options_of
 from ..run.spec import RunSpec
@@ -175,13 +177,14 @@ def tune(
         raise ValueError(f"tune: 'grid' must map fields to values, got {format_value(grid)}; use {{'lr': [...]}}")
     listed = {name: numbers("tune: 'grid'", name, values) for name, values in grid.items()}
     with_fields(algorithm, {name: values[0] for name, values in listed.items()}, "tune")
+    require("tune", "seed", seed, seed_rule | none)
     label, folder = type(algorithm).__name__, _folder("tune", out)
     made = plan(
         {label: {"algorithm": algorithm, "selection": selection, "grid": listed}},
         {"model": model, "data": data, "rounds": rounds, **options},
         caller="tune",
         seeds=[],
-        tune={"seed": seed, "by": by},
+        tune={"seed": None if seed is None else int(seed), "by": by},
         target=target,
         metric=metric,
         title=f"Tuning of {label}",

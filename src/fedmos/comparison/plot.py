@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.formatting import format_value
+from ..core.validation import Rule, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,6 +55,9 @@ def plot(
     if target is not None and (not isinstance(target, Mapping) or len(target) != 1):
         raise ValueError(f"plot: 'target' must be one metric with its value, got {format_value(target)}")
     goal = next(iter(check_target(target, list(target)).items())) if target else None
-    metrics = [metric] if isinstance(metric, str) else list(metric or ())
-    figure: Figure = plot_results(runs, metrics, x, goal, None if out is None else Path(out))
+    metrics: Any = [] if metric is None else [metric] if isinstance(metric, str) else metric
+    if not isinstance(metrics, Sequence) or not all(isinstance(name, str) for name in metrics):
+        raise ValueError(f"plot: 'metric' must be the name of a metric or several, got {format_value(metric)}")
+    require("plot", "out", out, Rule("a path or None", lambda v: v is None or isinstance(v, str | os.PathLike)))
+    figure: Figure = plot_results(runs, list(metrics), x, goal, None if out is None else Path(out))
     return figure

@@ -19,7 +19,7 @@ from .study import check_measured, study_of
 
 def plot_results(runs: Any, metrics: list[str], x: str, target: Target | None, out: Path | None) -> Any:
     """Return the figure of `fm.plot`, and write it to `out` if that is given."""
-    x = ALIASES.get(x, x)
+    x = ALIASES.get(x, x) if isinstance(x, str) else x
     require("plot", "x", x, one_of(*AXES))
     if out is not None and out.suffix.lower() not in ENDINGS:
         raise ValueError(f"plot: 'out' must end in one of {', '.join(ENDINGS)}, got {out.name!r}")

@@ -34,7 +34,9 @@ def check_callback(callback: Any) -> None:
         ValueError: With the callback that is refused.
     """
     if isinstance(callback, type) or not (isinstance(callback, Callback) or callable(callback)):
-        raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {format_value(callback)}")
+        name = getattr(callback, "__name__", "")
+        got = f"the class {name} itself; use {name}(…)" if isinstance(callback, type) else format_value(callback)
+        raise ValueError(f"run: 'callbacks' must be Callback objects or functions, got {got}")
     function = callback.on_round if isinstance(callback, Callback) else callback
     try:
         signature = inspect.signature(function)

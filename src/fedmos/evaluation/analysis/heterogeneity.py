@@ -14,7 +14,8 @@ from ...algorithm import Algorithm
 from ...algorithms import FedAvg
 from ...core.flat_model import FlatModel
 from ...core.losses import Loss, LossFunction
-from ...core.validation import Rule, count, integer, none, one_of, positive, require
+from ...core.module_kind import torch_module
+from ...core.validation import LARGE, Rule, count, integer, none, one_of, positive, require
 from ...data.federated import FederatedData
 from ...engine.client_store import ClientStore
 from ...engine.cohort import Cohort
@@ -112,9 +113,15 @@ def heterogeneity(
         >>> found.dissimilarity > 1
         True
     """
+    require("heterogeneity", "model", model, torch_module)
+    require("heterogeneity", "data", data, Rule("a fedmos.FederatedData", lambda v: isinstance(v, FederatedData)))
+    require(
+        "heterogeneity", "algorithm", algorithm, Rule("a fedmos.Algorithm", lambda v: isinstance(v, Algorithm)) | none
+    )
+    require("heterogeneity", "device", device, Rule("a device of this machine", _is_device))
     require("heterogeneity", "batch_size", batch_size, count | none)
     require("heterogeneity", "local_steps", local_steps, count)
-    require("heterogeneity", "lr", lr, positive | none)
+    require("heterogeneity", "lr", lr, positive.up_to(LARGE) | none)
     require("heterogeneity", "seed", seed, integer)
     require("heterogeneity", "dtype", dtype, one_of(torch.float32, torch.float64))
     if algorithm is not None and lr is not None:
@@ -144,13 +151,25 @@ def heterogeneity(
     return _measures(task, ids, own, squares, *drift)
 
 
+def _is_device(v: object) -> bool:
+    try:
+        return isinstance(v, str | torch.device) and torch.zeros(1, device=v).item() == 0  # fails on a "meta" device
+    except (RuntimeError, AssertionError):
+        return False
+
+
 def _measured_clients(clients: int | Sequence[int] | None, N: int, seed: int) -> Tensor:
     numbers = Rule(
         f"a number of clients, clients from 0 to {N - 1}, or None",
         lambda v: (
             v is None
             or count.test(v)
-            or (hasattr(v, "__len__") and len(v) > 0 and all(integer.test(i) and 0 <= i < N for i in v))
+            or (
+                hasattr(v, "__len__")
+                and getattr(v, "ndim", 1) == 1
+                and len(v) > 0
+                and all(integer.test(i) and 0 <= i < N for i in v)
+            )
         ),
     )
     require("heterogeneity", "clients", clients, numbers)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.formatting import format_value
 from ...core.validation import Rule, count, positive, require
+from ...core.validation import seed as seed_rule
 from ...data.synthetic import Quadratic
 from ...engine.selected import as_array
 from ...selection import ACS, MD, Clustered, Full, Uniform
@@ -74,24 +75,50 @@ def sampling_variance(
         >>> fm.analysis.sampling_variance(fm.Uniform(m=4, weights="unbiased"), torch.full((8,), 1 / 8)).total
         0.125
     """
-    p = _importances("sampling_variance", selector, p)
-    known = _closed_form(selector, p)
+    owner = "sampling_variance"
+    p = _importances(owner, selector, p)
+    known, view = _closed_form(selector, p), _view(owner, selector, p, n, losses, seed)
     if known is not None:
         return known
-    require("sampling_variance", "draws", draws, Rule("an integer ≥ 2", lambda v: count.test(v) and v >= 2))
-    weights = draw_weights(selector, p, n, losses, draws, seed)
+    require(owner, "draws", draws, Rule("an integer ≥ 2", lambda v: count.test(v) and v >= 2))
+    weights = _draws(owner, selector, view, draws)
     return Sampling(mean=weights.mean(0), variance=weights.var(0), exact=False)
 
 
 def _importances(owner: str, selector: Selector, given: Any) -> Tensor:
     """Return valid importances of as many clients as the selector supports, float64."""
-    p: Tensor = torch.as_tensor(given, dtype=torch.float64)
-    if p.ndim != 1 or not bool((p >= 0).all()):
-        raise ValueError(f"{owner}: 'p' must hold a number ≥ 0 for each client, got {format_value(p.tolist())}")
+    require(owner, "selector", selector, Rule("a fedmos.Selector", lambda v: isinstance(v, Selector)))
+    p = _numbers(given)
+    if p is None or p.ndim != 1 or not bool((p >= 0).all()):
+        got = format_value(given if p is None else p.tolist())
+        raise ValueError(f"{owner}: 'p' must hold a number ≥ 0 for each client, got {got}")
     if abs(float(p.sum()) - 1) > _ROUNDING:
         raise ValueError(f"{owner}: 'p' must have the sum one, got {float(p.sum()):g}; use p / p.sum()")
     selector.validate(len(p))
     return p
+
+
+def _numbers(given: Any, dtype: torch.dtype | None = torch.float64) -> Tensor | None:
+    """Return an array-like as a tensor; None if it is no array of numbers."""
+    try:
+        return torch.as_tensor(given, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _of_clients(
+    owner: str, field: str, given: Any, N: int, *, dtype: torch.dtype | None = torch.float64, also: str = ""
+) -> Tensor:
+    """Return one number for each of N clients; `also` permits "rows of them" or "one number"."""
+    v = _numbers(given, dtype)
+    shape = () if v is None else v.shape
+    rows, single = also == "rows of them" and len(shape) == 2, also == "one number" and not shape
+    if v is None or not (single or (shape[-1:] == (N,) and (rows or len(shape) == 1))):
+        permitted = f", or {also}" if also else ""
+        raise ValueError(
+            f"{owner}: '{field}' must hold a number for each of {N} clients{permitted}, got {format_value(given)}"
+        )
+    return v
 
 
 def _closed_form(selector: Selector, p: Tensor) -> Sampling | None:
@@ -132,34 +159,40 @@ def draw_weights(
         >>> fm.analysis.draw_weights(fm.MD(m=5), torch.full((10,), 0.1), None, None, draws=3).sum(1)
         tensor([1., 1., 1.], dtype=torch.float64)
     """
+    owner = "draw_weights"
+    p = _importances(owner, selector, p)
+    return _draws(owner, selector, _view(owner, selector, p, n, losses, seed), draws)
+
+
+def _draws(owner: str, selector: Selector, view: View, draws: int) -> Tensor:
+    """Return the weights of so many rounds, (draws, N)."""
     if thins(selector):
         raise ValueError(
             f"Cannot draw weights with {type(selector).__name__} because it chooses after training; use a run's records"
         )
-    p = _importances("draw_weights", selector, p)
-    require("draw_weights", "draws", draws, count)
-    weights = torch.zeros(draws, len(p), dtype=torch.float64)
-    view = _view(selector, p, n, losses, seed)
+    require(owner, "draws", draws, count)
+    weights = torch.zeros(draws, len(view.p), dtype=torch.float64)
     for view.round in range(draws):
         ids, w = (torch.from_numpy(as_array(v)) for v in selector.select(view))
         weights[view.round].index_add_(0, ids, w.to(torch.float64))
     return weights
 
 
-def _view(selector: Selector, p: Tensor, n: Tensor | None, losses: Any, seed: int) -> View:
+def _view(owner: str, selector: Selector, p: Tensor, n: Any, losses: Any, seed: int) -> View:
     """Return what a selector sees of clients with these losses, which it can also ask for."""
     N = len(p)
+    require(owner, "seed", seed, seed_rule)
     view = View(
-        seed=seed,
+        seed=int(seed),
         round=0,
         p=p,
-        n=torch.ones(N, dtype=torch.int64) if n is None else torch.as_tensor(n),
+        n=torch.ones(N, dtype=torch.int64) if n is None else _of_clients(owner, "n", n, N, dtype=None),
         last=torch.full((N,), -1 if losses is None else 0),
         picks=torch.zeros(N, dtype=torch.int64),
     )
     known = torch.full((N,), torch.nan, dtype=torch.float64)
     if losses is not None:
-        known = torch.as_tensor(losses, dtype=torch.float64)
+        known = _of_clients(owner, "losses", losses, N)
         view.ask_losses = lambda ids, batch: known[ids]
     view.reported = dict.fromkeys(selector.reports, known)
     return view
@@ -190,15 +223,21 @@ def selection_skew(
     Returns:
         The skew, or a tensor with the skew at each point of `losses_at`.
 
+    Raises:
+        ValueError: If an argument is invalid.
+
     Example:
         >>> p, losses = torch.full((4,), 0.25), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
         >>> fm.analysis.selection_skew(fm.PowerOfChoice(m=1, d=4), p, losses, draws=100)
         1.6
     """
-    p = _importances("selection_skew", selector, p)
-    known = _closed_form(selector, p)
-    weights = draw_weights(selector, p, None, losses, draws, seed).mean(0) if known is None else known.mean
-    excess = torch.as_tensor(losses if losses_at is None else losses_at, dtype=torch.float64) - best
+    owner = "selection_skew"
+    p = _importances(owner, selector, p)
+    N, known = len(p), _closed_form(selector, p)
+    view = _view(owner, selector, p, None, _of_clients(owner, "losses", losses, N), seed)
+    at = _of_clients(owner, "losses_at", losses if losses_at is None else losses_at, N, also="rows of them")
+    excess = at - _of_clients(owner, "best", best, N, also="one number")
+    weights = _draws(owner, selector, view, draws).mean(0) if known is None else known.mean
     skew: Tensor = (excess @ weights) / (excess @ p)
     return float(skew) if skew.ndim == 0 else skew
 
@@ -247,6 +286,7 @@ def skew_bounds(
         >>> fm.analysis.skew_bounds(fm.Full(), quadratic(4, 2)).rho
         1.0
     """
+    require("skew_bounds", "problem", problem, Rule("a problem of quadratic(…)", lambda v: isinstance(v, Quadratic)))
     require("skew_bounds", "points", points, count)
     require("skew_bounds", "radius", radius, positive)
     optimum = problem.optimum
