@@ -189,6 +189,20 @@ def test_subsets_keep_the_tests_of_their_clients():
     part.validate()
 
 
+def test_arguments_of_data_sets_are_checked():
+    digits = fm.datasets.load("digits")
+    data = digits.partition(fm.partition.IID(), clients=4)
+    for wrong, sentence in (
+        (lambda: digits.fewer_tests(10, seed=1.5), "fewer_tests: 'seed' must be an integer of 64 bits, got 1.5"),
+        (lambda: digits.declare(augment=0), "declare: 'augment' must be a fedmos.Augment or None, got 0"),
+        (lambda: data.declare(normalize=""), "declare: 'normalize' must be a fedmos.Normalize or None, got ''"),
+        (lambda: data.subset(torch.zeros(2, 2)), "subset: 'ids' must be numbers or names of clients, got"),
+        (lambda: digits.partition(b"x", clients=2), "partition: 'scheme' must be a partition such as IID"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            wrong()
+
+
 def test_clients_are_set_aside():
     data = fm.datasets.load("digits").partition(fm.partition.IID(), clients=20, holdout=0.2)
     seen, unseen = data.split_clients(0.1)

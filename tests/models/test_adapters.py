@@ -166,6 +166,7 @@ def test_layers_that_are_frozen_in_evaluation_mode_stay(model):
         ({"alpha": 0}, "lora: 'alpha' must be > 0 or None, got 0"),
         ({"dropout": 1}, r"lora: 'dropout' must be in \[0, 1\), got 1"),
         ({"seed": "x"}, "lora: 'seed' must be an integer of 64 bits, got 'x'"),
+        ({"seed": 0.5}, "lora: 'seed' must be an integer of 64 bits, got 0.5"),
         ({"model": 3}, "lora: 'model' must be a torch.nn.Module, got 3"),
         (
             {"targets": "out_proj", "dropout": 0.1},

@@ -1,5 +1,6 @@
 """Models: sizes, seeds, and the same training on both engines."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -66,6 +67,7 @@ def test_seeds_mean_pytorchs_own_initial_weights():
         torch.manual_seed(5)
         expected = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     assert torch.equal(flat(fm.models.logistic(features=64, seed=5)), flat(expected))
+    assert torch.equal(flat(fm.models.logistic(features=64, seed=np.int64(5))), flat(expected))
 
 
 @pytest.mark.parametrize("case", SMALL)

@@ -98,6 +98,20 @@ def test_a_target_ends_the_run_and_is_counted_from_one(quick):
     assert result.rounds_to("train_loss", max(loss, result.history[0].train_loss)) == 1  # losses count downwards
 
 
+def test_paths_and_models_of_results_are_checked(quick, tmp_path):
+    result = quick()
+    result.save(tmp_path)
+    for wrong, sentence in (
+        (lambda: result.save(3), "save: 'path' must be a path, got 3"),
+        (lambda: result.export(None), "export: 'path' must be a path, got None"),
+        (lambda: fm.Result.load(3), "Result.load: 'path' must be a path, got 3"),
+        (lambda: fm.Result.load(tmp_path, "mlp"), "Result.load: 'model' must be a torch.nn.Module or None, got 'mlp'"),
+        (lambda: fm.Result.load(tmp_path, outputs=3), "Result.load: 'outputs' must be a function or None, got 3"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            wrong()
+
+
 def test_batch_norm_is_refused_and_converted(quick):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
     with pytest.raises(ValueError, match=r"GroupNorm.*fm\.models\.convert_batchnorm"):

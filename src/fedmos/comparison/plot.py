@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.formatting import format_value
-from ..core.validation import Rule, require
+from ..core.validation import none, path, require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +58,6 @@ def plot(
     metrics: Any = [] if metric is None else [metric] if isinstance(metric, str) else metric
     if not isinstance(metrics, Sequence) or not all(isinstance(name, str) for name in metrics):
         raise ValueError(f"plot: 'metric' must be the name of a metric or several, got {format_value(metric)}")
-    require("plot", "out", out, Rule("a path or None", lambda v: v is None or isinstance(v, str | os.PathLike)))
+    require("plot", "out", out, path | none)
     figure: Figure = plot_results(runs, list(metrics), x, goal, None if out is None else Path(out))
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -74,6 +75,7 @@ at_least_one = Rule("≥ 1", lambda v: _number(v) and v >= 1, 1e6)
 pixels = whole_number.up_to(1000)
 boolean = Rule("true or false", lambda v: isinstance(v, bool))
 none = Rule("None", lambda v: v is None)
+path = Rule("a path", lambda v: isinstance(v, str | os.PathLike))
 
 
 def text_up_to(most: int) -> Rule:

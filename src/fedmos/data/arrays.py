@@ -224,7 +224,7 @@ def chosen_clients(ids: Any, clients: int, names: Sequence[str] | None) -> list[
     Raises:
         ValueError: If `ids` is no sequence of different clients, or is empty.
     """
-    if isinstance(ids, str | int) or not isinstance(ids, Iterable):
+    if isinstance(ids, str | int) or not isinstance(ids, Iterable) or getattr(ids, "ndim", 1) != 1:
         raise ValueError(f"subset: 'ids' must be numbers or names of clients, got {format_value(ids)}")
     number = {} if names is None else {name: i for i, name in enumerate(names)}
     chosen: dict[int, None] = {}

@@ -99,6 +99,7 @@ class Dataset:
             >>> digits = fm.datasets.load("digits").declare(normalize=fm.Normalize(0.5, 0.5, scale=16))
         """
         require("declare", "normalize", normalize, normalize_rule)
+        require("declare", "augment", augment, augment_rule)
         if normalize is not None and not normalize.fits(self.x_train):
             raise ValueError(
                 f"declare: 'normalize' must have one number or one for each channel of {self.name}, got {normalize}"
@@ -117,6 +118,7 @@ class Dataset:
             Dataset(digits: 1438 training and 100 test samples)
         """
         require("fewer_tests", "n", n, count)
+        require("fewer_tests", "seed", seed, seed_rule)
         if self.y_test is None or self.x_test is None or len(self.y_test) <= n:
             return self
         chosen = np.sort(generator(seed, Purpose.SPLIT).choice(len(self.y_test), n, replace=False))
@@ -199,7 +201,7 @@ class Dataset:
     def _split(self, scheme: Partition, clients: int | None, seed: int) -> ClientSplit:
         """Apply the scheme to the labels or owners of the training samples, and validate the result."""
         scheme = FromFlower(scheme) if is_flower(scheme) else scheme
-        if isinstance(scheme, type | str) or not hasattr(scheme, "split"):
+        if isinstance(scheme, type | str | bytes | torch.Tensor) or not hasattr(scheme, "split"):
             raise ValueError(f"partition: 'scheme' must be a partition such as IID(), got {format_value(scheme)}")
         by_owner = getattr(scheme, "divides", "label") == "owner"
         if clients is not None or not getattr(scheme, "sets_clients", False):

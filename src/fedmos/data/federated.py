@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.input_layout import InputLayout
-from ..core.validation import check
+from ..core.validation import check, require
 from .arrays import (
     client_names,
     client_number,
@@ -168,6 +168,8 @@ class FederatedData(Importers):
         Example:
             >>> data = data.declare(augment=fm.Augment(crop=1))
         """
+        require("declare", "normalize", normalize, normalize_rule)
+        require("declare", "augment", augment, augment_rule)
         return replace(self, normalize=normalize or self.normalize, augment=augment or self.augment)
 
     def subset(self, ids: Iterable[int | str]) -> FederatedData:

@@ -30,7 +30,7 @@ _SIZE = count.up_to(10**6)
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build a module with PyTorch's initialisers under a seed, and restore the global generator."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
+        torch.default_generator.manual_seed(int(seed))  # torch.manual_seed would reseed the GPUs as well
         return make()
 
 

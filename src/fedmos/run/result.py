@@ -20,9 +20,11 @@ from ..core.history import History, Record
 from ..core.load_flat import load_flat
 from ..core.model_outputs import OutputFunction
 from ..core.module_copy import copied
-from ..core.module_kind import plain_module
+from ..core.module_kind import plain_module, torch_module
 from ..core.personal_parameters import recorded_names
 from ..core.statistics_layout import STATISTICS
+from ..core.validation import Rule, none, require
+from ..core.validation import path as a_path
 from ..data.normalize import Normalize
 from ..engine.personal_models import with_statistics
 from ..engine.snapshot import BestModel
@@ -135,6 +137,7 @@ class Result(Snapshot):
             >>> torch.allclose(program(data.test[0]), result.predict(data.test[0]), atol=1e-5)
             True
         """
+        require("export", "path", path, a_path)
         export(self, path, format)
 
     def at_best(self) -> Result:
@@ -314,6 +317,7 @@ class Result(Snapshot):
                 "Cannot save the result of one of several ranks because each holds a part of the clients' state; "
                 "use out=, where the first rank writes all of it"
             )
+        require("save", "path", path, a_path)
         folder = RunFolder(path)
         folder.acquire()
         try:
@@ -344,6 +348,9 @@ class Result(Snapshot):
             ValueError: If the files are damaged, `model` is not the run's, or `normalize` differs from what the run
                 recorded.
         """
+        require("Result.load", "path", path, a_path)
+        require("Result.load", "model", model, torch_module | none)
+        require("Result.load", "outputs", outputs, Rule("a function", callable) | none)
         checkpoints = RunFolder(path).checkpoints
         if not checkpoints.exist():
             raise FileNotFoundError(f"Cannot load a result from {path} because there is none")

@@ -31,6 +31,7 @@ from ..core.validation import (
     count,
     non_negative,
     one_of,
+    path,
     positive,
     require,
     text_up_to,
@@ -348,7 +349,7 @@ class RunSpec:
     )
     out: str | os.PathLike[str] | None = option(
         "Folder of the run: its configuration, metrics, log and checkpoints; see docs/reliability.md.",
-        Rule("a path", lambda v: isinstance(v, str | os.PathLike)),
+        path,
         default=None,
         resume="not recorded",
         per_run=True,
