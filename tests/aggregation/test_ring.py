@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedmos import aggregation
@@ -26,6 +27,7 @@ def cohorts(draw):
 
 
 @given(cohorts(), st.booleans(), st.randoms())
+@example((8, torch.tensor([5e-324], dtype=torch.float64), torch.tensor([[0.0]])), False, Random(0))
 def test_sums_are_exact_in_any_order_and_close_to_those_of_numbers(cohort, toward_zero, random):
     bits, factors, rows = cohort
     bound, S = 10.0, len(rows)

@@ -8,6 +8,7 @@ of the integers.
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import torch
@@ -78,7 +79,9 @@ class Quantizer(NamedTuple):
         levels = (1 << (bits - 1)) - 2 - -(clients // -2)  # less what rounding adds
         if levels < clients:
             raise ValueError(f"Cannot sum {clients} clients in {bits} bits; use a larger 'bits', or a smaller cohort")
-        return cls(Ring(bits), bound, bound * total / levels if total > 0 else 1.0, toward_zero)
+        # A step that underflows to zero would have no multiples.
+        step = max(bound * total / levels, sys.float_info.min) if total > 0 else 1.0
+        return cls(Ring(bits), bound, step, toward_zero)
 
     def encode(self, rows: Tensor, factors: Tensor) -> Tensor:
         """Return the integers of factor · number.
