@@ -104,7 +104,8 @@ def _stepped(state: FederatedState, training: TrainingResult) -> tuple[Tensor, V
             returned = state.algorithm.server(x, given, agg, state.context(update.kept))
     except Exception:
         # Other ranks, on which there may be no error, would not take part in a repetition.
-        if state.policy.check_each or all(bool(v.isfinite().all()) for v in update.sums.values()):
+        uploaded = (*before.values(), *update.sums.values())  # before: with the sums of the extra phase
+        if state.policy.check_each or all(bool(v.isfinite().all()) for v in uploaded):
             raise
         return None  # possibly because of a non-finite upload
     check_pair(state.algorithm, "server", returned)

@@ -44,7 +44,7 @@ def fold_batchnorm(model: nn.Module) -> nn.Module:
         model: A module whose BatchNorm layers have running statistics.
 
     Raises:
-        ValueError: If the model is none, or a BatchNorm layer has no running statistics.
+        ValueError: If `model` is no module, or a BatchNorm layer has no running statistics.
 
     Example:
         >>> from torch import nn
