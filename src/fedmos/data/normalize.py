@@ -87,7 +87,9 @@ class Normalize:
             return _on_device(tuple(v), dtype, x.device).view(-1, *[1] * (x.ndim - 2)) if isinstance(v, Sequence) else v
 
         scale = self.scale or (_BYTE if _is_bytes(x) else 1.0)
-        return (x.to(dtype) / scale - column(self.mean)) / column(self.std)
+        if x.dtype == dtype or x.device.type != "cpu":
+            return (x.to(dtype) / scale - column(self.mean)) / column(self.std)
+        return x.to(dtype).div_(scale).sub_(column(self.mean)).div_(column(self.std))  # in place takes half the time
 
 
 normalize_rule = Rule("a fedmos.Normalize or None", lambda v: isinstance(v, Normalize | None))

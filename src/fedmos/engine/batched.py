@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import torch
 from torch import Tensor
 
 from .batches import SampleBatch
@@ -44,10 +45,10 @@ class Batched(LocalGradient):
         task, program, k = self.task, self.task.program, self.k
         unfused = not program.descends or task.clip is not None or bool(task.sam_radius) or self._noise is not None
         if k is None or not program.compiles or unfused:
-            return super().descend(y, lr)
+            return self._descend_by_itself(y, lr)
         batch = self.batches.step(k)
         if batch.positions.shape[1] > (width := self._width(batch)):
-            return super().descend(y, lr)
+            return self._descend_by_itself(y, lr)
         ((inputs, targets, keys, _),) = self.parts(batch, width)
         try:
             weight = self.weights(batch)
@@ -56,9 +57,15 @@ class Batched(LocalGradient):
         except CannotCompile as error:
             _log.warning("Compiling gradients alone because whole steps fail: %s", error)
             program.descends = False
-            return super().descend(y, lr)
+            return self._descend_by_itself(y, lr)
         self._record(loss, Call(k, 0, k), new[0] if new else None)
         return y_next
+
+    def _descend_by_itself(self, y: Tensor, lr: Tensor) -> Tensor:
+        """Take the step after the gradient; on a CPU in the memory of the gradient, which nothing else uses."""
+        g = self(y)
+        own = self._noise is None and g.device.type == "cpu" and g.is_contiguous() and g.dtype == y.dtype == lr.dtype
+        return torch.sub(y, g.mul_(lr), out=g) if own else self.move(y, lr, g)
 
     def climb(self, y: Tensor, g: Tensor) -> Tensor:
         program = self.task.program

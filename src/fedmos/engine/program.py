@@ -193,7 +193,7 @@ class Program:
     def _weighted(
         self, y: Tensor | tuple[Tensor, ...], inputs: Tensor, targets: Tensor, weight: Tensor, *keys: Tensor
     ) -> Tensor:
-        return self._loss.weighted(self._model(y, inputs, *keys), targets, weight)
+        return self._loss_of(self._model(y, inputs, *keys), targets, weight)
 
     def _weighted_with_statistics(
         self,
@@ -206,7 +206,12 @@ class Program:
         *keys: Tensor,
     ) -> tuple[Tensor, Tensor]:
         outputs, new = self._model.with_statistics(y, statistics, inputs, share, *keys)
-        return self._loss.weighted(outputs, targets, weight), new
+        return self._loss_of(outputs, targets, weight), new
+
+    def _loss_of(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        faster = self._model.device.type == "cpu" and not self.compiles
+        weighted = self._loss.weighted_under_vmap if faster else self._loss.weighted
+        return weighted(outputs, targets, weight)
 
 
 def _given(keys: Tensor | None, statistics: ClientStatistics | None) -> tuple[Tensor, ...]:
