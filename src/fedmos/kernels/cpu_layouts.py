@@ -2,6 +2,7 @@
 
 PyTorch's max pooling is up to twenty times as fast on images that are stored channels last, if there are many channels,
 and a convolution of images with one channel twice as fast. `vmap` uses the default layout, with copies before pooling.
+Operations on two tensors are up to ten times as fast if both have the same layout.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _CHANNELS = 128
 _aten = torch.ops.aten
 _pool, _pool_backward = _aten.max_pool2d_with_indices.default, _aten.max_pool2d_with_indices_backward.default
 _convolution, _copy, _reshape = _aten.convolution.default, _aten.clone.default, _aten._unsafe_view.default
+_threshold = _aten.threshold_backward.default
 _views = (_aten.view.default, _aten.permute.default)
 
 
@@ -34,15 +36,28 @@ def rewrite(graph: fx.Graph) -> None:
         elif node.target is _pool_backward and _is_contiguous(node.args[1]):
             node.target = max_pool_backward
             node.update_arg(1, node.args[1].meta["shape"])
+        elif node.target is _threshold and _is_contiguous(node) and _is_contiguous(node.args[1]):
+            node.target = threshold_backward
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
         if node.target is _convolution and node.args[1].meta["shape"][1] == 1 and _only_pooled(node):
             node.target = convolution_channels_last
+    for node in graph.nodes:
+        if node.target is _aten.add.Tensor and _adds_channels(node):
+            node.target = add_channels
 
 
 def _is_contiguous(node: fx.Node) -> bool:
     shape, stride = (node.meta.get(name, ()) for name in ("shape", "stride"))
-    return len(shape) == 4 and stride == torch.empty(shape, device="meta").stride()
+    return len(shape) in (4, 5) and stride == torch.empty(shape, device="meta").stride()
+
+
+def _adds_channels(node: fx.Node) -> bool:
+    """Whether a node adds one number per client and channel to images (M, B, C, H, W), as a convolution does."""
+    if len(node.args) != 2 or node.kwargs or not all(isinstance(v, fx.Node) for v in node.args):
+        return False
+    x, v = (v.meta.get("shape", ()) for v in node.args)  # type: ignore[union-attr]
+    return len(x) == 5 and tuple(v) == (x[0], 1, x[2], 1, 1) and tuple(x) == tuple(node.meta["shape"])
 
 
 def _before_copy(node: fx.Node) -> fx.Node | None:
@@ -92,6 +107,17 @@ def max_pool_backward(g: Tensor, shape: torch.Size, *how: Any) -> Tensor:
     """Return what `aten::max_pool2d_with_indices_backward` returns, which of the images needs only the shape."""
     gradient: Tensor = _pool_backward(g, g.new_empty(shape), *how)
     return gradient
+
+
+def threshold_backward(g: Tensor, *how: Any) -> Tensor:
+    """Return what `aten::threshold_backward` returns for contiguous images, of a gradient in any layout."""
+    gradient: Tensor = _threshold(g.contiguous(), *how)
+    return gradient
+
+
+def add_channels(x: Tensor, v: Tensor) -> Tensor:
+    """Return x + v, of which v is part of a longer vector of each client."""
+    return x + v.contiguous()
 
 
 def convolution_channels_last(x: Tensor, *how: Any) -> Tensor:
