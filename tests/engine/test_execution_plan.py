@@ -255,3 +255,24 @@ def test_many_clients_of_a_large_model_are_cut_by_memory(monkeypatch):
     assert plan._max_parallel_clients(large) > 4
     monkeypatch.setattr(plan, "total_memory", lambda device: 10**6)
     assert plan._max_parallel_clients(large) == 1
+
+
+def test_activations_stay_small_beside_frozen_weights_on_a_cpu(quick, monkeypatch):
+    """Four clients of a network of which most is frozen train in narrower chunks, with the same result."""
+
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        base = nn.Linear(64, 500).requires_grad_(False)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), base, nn.ReLU(), nn.Linear(500, 10))
+
+    how = {"engine": "batched", "dtype": torch.float64, "local_steps": 2}
+    whole = quick(model=network(), **how)
+    assert whole.info["chunk"] == 4
+    monkeypatch.setattr(plan, "_LEAST_ACTIVATIONS", 1)
+    parts = quick(model=network(), **how)
+    assert parts.info["chunk"] < 4
+    assert torch.allclose(whole.params, parts.params, rtol=0, atol=1e-12)
+    little = network()
+    little[3].requires_grad_()
+    little[1].requires_grad_(False)
+    assert quick(model=little, **how).info["chunk"] == 4

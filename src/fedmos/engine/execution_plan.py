@@ -31,6 +31,10 @@ from .task import Task, total_memory
 _log = logging.getLogger("fedmos")
 
 _SAMPLES_TRIED = 4
+_ACTIVATIONS = 0.5
+"""What the activations of a cohort on a CPU may take, as a share of the frozen parameters."""
+_LEAST_ACTIVATIONS = 2**28
+"""Bytes that they may take in any case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,10 +244,19 @@ class RoundTimes:
 
 
 def _max_parallel_clients(task: Task) -> int:
-    """Estimate how many clients fit side by side into the device's total memory, which does not change."""
+    """Estimate how many clients fit side by side into the device's total memory, which does not change.
+
+    On a CPU, wide cohorts of a large network of which most is frozen gain nothing: their activations are kept small
+    beside the weights, which clients share.
+    """
     batch = min(task.batch_size or task.most_samples, task.most_samples, 1024)
-    per_client = 3 * task.sample_bytes * batch + 10 * task.model.size * task.model.dtype.itemsize
-    return max(1, int(0.4 * total_memory(task.model.device) / per_client))
+    activations = task.sample_bytes * batch
+    per_client = 3 * activations + 10 * task.model.size * task.model.dtype.itemsize
+    most = int(0.4 * total_memory(task.model.device) / per_client)
+    frozen = sum(p.nbytes for p in task.model.module.parameters() if not p.requires_grad)
+    if task.model.device.type == "cpu" and frozen > task.model.size * task.model.dtype.itemsize:
+        most = min(most, max(_LEAST_ACTIVATIONS, int(_ACTIVATIONS * frozen)) // activations)
+    return max(1, most)
 
 
 def why_not_vectorised(task: Task) -> str | None:
