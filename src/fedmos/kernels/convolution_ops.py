@@ -88,7 +88,7 @@ def _(x: Tensor, dy: Tensor, kernel: list[int], stride: int, pad: int, precision
 
 @Operator("each_convolution")
 def _each_convolution(x: Tensor, w: Tensor, stride: int, pad: int, groups: int = 1) -> Tensor:
-    return _images([F.conv2d(channels_last(a), b, None, stride, pad, 1, groups) for a, b in zip(x, w, strict=True)])
+    return _images([F.conv2d(a, b, None, stride, pad, 1, groups) for a, b in zip(_each(x), w.unbind(), strict=True)])
 
 
 @_each_convolution.register_fake
@@ -102,8 +102,8 @@ def _each_convolution_input(dy: Tensor, w: Tensor, h: int, v: int, stride: int, 
     like = empty_channels_last(dy, (dy.shape[1], groups * w.shape[2], h, v))
     return _images(
         [
-            convolution_backward(channels_last(a), like, b, stride, pad, groups, (True, False))
-            for a, b in zip(dy, w, strict=True)
+            convolution_backward(a, like, b, stride, pad, groups, (True, False))
+            for a, b in zip(_each(dy), w.unbind(), strict=True)
         ]
     )
 
@@ -117,10 +117,10 @@ def _(dy: Tensor, w: Tensor, h: int, v: int, stride: int, pad: int, groups: int 
 def _each_convolution_weight(x: Tensor, dy: Tensor, kernel: int, stride: int, pad: int, groups: int = 1) -> Tensor:
     like = x.new_empty((dy.shape[2], x.shape[2] // groups, kernel, kernel))
     each = [
-        convolution_backward(channels_last(b), channels_last(a), like, stride, pad, groups, (False, True))
-        for a, b in zip(x, dy, strict=True)
+        convolution_backward(b, a, like, stride, pad, groups, (False, True))
+        for a, b in zip(_each(x), _each(dy), strict=True)
     ]
-    return torch.stack([v.contiguous() for v in each])
+    return torch.stack(each).contiguous()
 
 
 @_each_convolution_weight.register_fake

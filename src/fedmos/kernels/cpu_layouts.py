@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from . import convolution_ops as convolution_ops  # defines the operators
+
 _CHANNELS = 128
 """So many channels, stored next to each other, are pooled at the kernel's full speed."""
 
@@ -19,6 +21,7 @@ _aten = torch.ops.aten
 _pool, _pool_backward = _aten.max_pool2d_with_indices.default, _aten.max_pool2d_with_indices_backward.default
 _convolution, _copy, _reshape = _aten.convolution.default, _aten.clone.default, _aten._unsafe_view.default
 _threshold = _aten.threshold_backward.default
+_each_convolution = torch.ops.fedmos.each_convolution.default
 _views = (_aten.view.default, _aten.permute.default)
 
 
@@ -44,7 +47,7 @@ def rewrite(graph: fx.Graph) -> None:
             node.target = convolution_channels_last
     for node in graph.nodes:
         if node.target is _aten.add.Tensor and _adds_channels(node):
-            node.target = add_channels
+            node.target = add_channels_in_place if _is_own_convolution(node.args[0]) else add_channels
 
 
 def _is_contiguous(node: fx.Node) -> bool:
@@ -58,6 +61,13 @@ def _adds_channels(node: fx.Node) -> bool:
         return False
     x, v = (v.meta.get("shape", ()) for v in node.args)  # type: ignore[union-attr]
     return len(x) == 5 and tuple(v) == (x[0], 1, x[2], 1, 1) and tuple(x) == tuple(node.meta["shape"])
+
+
+def _is_own_convolution(node: fx.Node) -> bool:
+    """Whether a node is a view of the result of a convolution, of which nothing else is used."""
+    while len(node.users) == 1 and node.target in _views:
+        node = node.args[0]  # type: ignore[assignment]
+    return len(node.users) == 1 and node.target in (_convolution, convolution_channels_last, _each_convolution)
 
 
 def _before_copy(node: fx.Node) -> fx.Node | None:
@@ -118,6 +128,11 @@ def threshold_backward(g: Tensor, *how: Any) -> Tensor:
 def add_channels(x: Tensor, v: Tensor) -> Tensor:
     """Return x + v, of which v is part of a longer vector of each client."""
     return x + v.contiguous()
+
+
+def add_channels_in_place(x: Tensor, v: Tensor) -> Tensor:
+    """Return x + v in the memory of x, which nothing else uses."""
+    return x.add_(v.contiguous())
 
 
 def convolution_channels_last(x: Tensor, *how: Any) -> Tensor:
