@@ -176,8 +176,8 @@ class Program:
         return reached
 
     def _laid_out(self, y: Tensor) -> Tensor:
-        """Return y with a row of its own for each client: shared rows would be compiled as another program."""
-        return y.contiguous() if self.compiles else y
+        """Return y with a row of its own for each client: shared rows would be compiled or recorded as another program."""
+        return y.contiguous() if self.compiles or self._model.device.type == "cpu" else y
 
     def _regularise(self, g: Tensor, y: Tensor, norm: Tensor) -> Tensor:
         g = g if self._clip is None else g * (self._clip / norm.clamp(min=self._clip))
