@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import grad, vmap
+from torch.func import grad, grad_and_value, vmap
 
 import fedmos as fm
 from fedmos.config import registry as registry
@@ -60,6 +60,35 @@ def test_cross_entropy_of_classes_is_pytorchs():
     assert torch.equal(
         Loss("cross_entropy").each(outputs, targets), F.cross_entropy(outputs, targets, reduction="none")
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cross_entropy_of_classes_under_vmap_has_the_bits_of_pytorchs(dtype):
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(3, 8, 5, dtype=dtype, generator=generator)
+    targets = torch.randint(5, (3, 8), generator=generator)
+    weight = torch.rand(3, 8, dtype=dtype, generator=generator)
+    weight[:, 6:], targets[1, 3], targets[2] = 0, PADDING, PADDING
+    loss = Loss("cross_entropy")
+    theirs, ours = (vmap(grad_and_value(f))(outputs, targets, weight) for f in (loss.weighted, loss.weighted_under_vmap))
+    assert all(map(torch.equal, theirs, ours))
+    assert ours[0][:, :6].any() and not ours[0][2].any()
+    with pytest.raises((RuntimeError, IndexError)):
+        vmap(loss.weighted_under_vmap)(outputs, targets + 5, weight)
+
+
+def test_other_losses_under_vmap_are_as_they_are():
+    outputs, targets = sequences()
+    weight = torch.full((len(outputs),), 0.25, dtype=torch.float64)
+    probabilities = outputs[..., 0].softmax(1)
+    for loss, y, t in (
+        (Loss("cross_entropy"), outputs, targets),
+        (Loss("cross_entropy"), outputs[..., 0], probabilities),
+        (Loss("cross_entropy", torch.arange(5.0, dtype=torch.float64)), outputs[..., 0], targets[:, 0]),
+        (Loss("mse"), outputs, outputs.flip(0)),
+        (Loss(nn.CrossEntropyLoss(label_smoothing=0.1)), outputs[..., 0], targets[:, 0].clamp(min=0)),
+    ):
+        assert torch.equal(loss.weighted_under_vmap(y, t, weight), loss.weighted(y, t, weight))
 
 
 def test_only_cross_entropy_knows_padding():
