@@ -176,7 +176,7 @@ class Program:
         return reached
 
     def _laid_out(self, y: Tensor) -> Tensor:
-        """Return y with a row of its own for each client: shared rows would be compiled or recorded as another program."""
+        """Return y with a row of its own for each client: shared rows would be compiled or recorded apart."""
         return y.contiguous() if self.compiles or self._model.device.type == "cpu" else y
 
     def _regularise(self, g: Tensor, y: Tensor, norm: Tensor) -> Tensor:
