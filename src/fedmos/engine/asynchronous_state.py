@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from ..core.history import History
+from ..rng import Purpose, number
 from .buffer import Buffer
 from .event_queue import EventQueue
 from .gradient_count import GradientCounter
@@ -34,7 +33,7 @@ class SimulatedTimes:
         system = self.clock.system
         deadline, lost = system.deadline, False
         if system.dropout:
-            lost = bool(self.clock.lost(start, torch.tensor([client]))[0])
+            lost = number(self.clock.seed, start, client, Purpose.LOST) < system.dropout
         if deadline is not None and (lost or seconds > deadline):
             return deadline, True
         return seconds, lost

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..algorithm import Context
@@ -125,14 +127,16 @@ def collect_updates(state: FederatedState, sampled: SampledCohort) -> Arrivals:
     here, times = asynchronous(state), simulated_times(state)
     arrivals = Arrivals(queue=here.queue.copy(), now=times.clock.now)
     queue, newest, losses = arrivals.queue, newest_model(state), 0
+    free = here.sampler.free(state.t, queue.busy)
     while True:
-        start_clients(state, sampled, arrivals, newest)
+        start_clients(state, sampled, arrivals, newest, free)
         if not queue.flights:
             break
         flight = queue.next_end()
         arrivals.now = flight.end
         if flight.lost:
             arrivals.lost.append(flight.client)
+            free = here.sampler.free(state.t, queue.busy)
             losses += 1
             _check_losses(state, losses)
             continue
@@ -182,17 +186,20 @@ def newest_version(state: FederatedState) -> tuple[Context, ModelVersion]:
     return ctx, ModelVersion(state.lr(state.t), state.x, broadcast(state, state.server_state, ctx))
 
 
-def start_clients(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, newest: NewestModel) -> None:
-    """Start clients until as many train as the buffer allows, or no other is available."""
+def start_clients(
+    state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, newest: NewestModel, free: NDArray[np.bool_]
+) -> None:
+    """Start clients that are free until as many train as the buffer allows, or no other is free."""
     queue, here, times, t = arrivals.queue, asynchronous(state), simulated_times(state), state.t
     last, gradients = state.clients.last.numpy(), newest.gradients.numpy()
     arrivals.short = False
     while len(queue.flights) < here.buffer.concurrency:
-        drawn = here.sampler.draw_one(t, queue.starts, queue.busy, sampled)
+        drawn = here.sampler.draw_one(t, queue.starts, free, sampled)
         if drawn is None:
             arrivals.short = True
             return
         client, weight = drawn
+        free[client] = False
         first = bool(last[client] < 0)
         needed = times.costs.seconds(client, newest.gradients, first)
         seconds, lost = times.outcome(queue.starts, client, needed)

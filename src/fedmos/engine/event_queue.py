@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
-
 from ..algorithm import Vectors
 from .sent_models import ModelVersion
 
@@ -60,9 +58,9 @@ class EventQueue:
         return replace(self, flights=list(self.flights), arrived=list(self.arrived), versions=dict(self.versions))
 
     @property
-    def busy(self) -> Tensor:
+    def busy(self) -> list[int]:
         """The clients that cannot start: those that train, and those whose update the server has not used yet."""
-        return torch.tensor([flight.client for flight in (*self.flights, *self.arrived)], dtype=torch.int64)
+        return [flight.client for flight in (*self.flights, *self.arrived)]
 
     def start(self, flight: Flight) -> None:
         """Add a client that starts to train."""

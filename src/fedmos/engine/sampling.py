@@ -22,7 +22,7 @@ from .private_run import PrivateRun
 from .probes import Probes
 from .selected import as_array
 from .selection_state import SelectionState
-from .selection_view import ReportsByName, StateByName, UndeclaredUpdates, known_updates
+from .selection_view import ReportsByName, RunView, StateByName, UndeclaredUpdates
 from .task import Task
 from .thinning import thin_cohort
 
@@ -89,7 +89,7 @@ class CohortSampler:
         (sampled.cohort,) = self._cohorts(as_array(ids)[None], as_array(weights)[None], view)
         return sampled
 
-    def _selected(self, view: View) -> tuple[Any, Any]:
+    def _selected(self, view: RunView) -> tuple[Any, Any]:
         """Return the clients that the selector draws from the view, and their weights."""
         chosen = self._select(view, self.selector.select)
         if not isinstance(chosen, tuple | list) or len(chosen) != 2:
@@ -115,14 +115,11 @@ class CohortSampler:
             has_model=torch.empty(0, dtype=torch.int64),
         )
 
-    def _select(self, view: View, select: Callable[[View], Any]) -> Any:
+    def _select(self, view: RunView, select: Callable[[View], Any]) -> Any:
         """Call the selector. Of the view, it may change only its state."""
         owner = f"{type(self.selector).__name__}:"
-        read_only = [view.p, view.n, view.last, view.picks, view.durations]
-        read_only += [*view.reported.values(), *known_updates(view)]
-        before = [v._version for v in read_only if v is not None]
         chosen = select(view)
-        if before != [v._version for v in read_only if v is not None]:
+        if view.changed:
             raise ValueError(f"{owner} 'select' must not change the tensors of the view; use a clone")
         unknown = set(view.state) - set(self.selector.state)
         if unknown:
@@ -195,39 +192,48 @@ class CohortSampler:
         self._last = last
         self.selection_state = self.selection_state.restored(kept, self.selector.updates)
 
-    def _view(self, t: int, x: Tensor, sampled: SampledCohort, unresponsive: Tensor) -> View:
-        data = self._task.data
-        present: NDArray[np.intp] | None = None
-        p, n, memo = data.importance, data.sizes, self._memo
-        if self._availability is not None or len(unresponsive):
-            available = self._available(t)
-            available[unresponsive.numpy()] = False
-            present = np.flatnonzero(available)
+    def _view(self, t: int, x: Tensor, sampled: SampledCohort, unresponsive: Tensor) -> RunView:
+        if self._availability is None and not len(unresponsive):
+            return self._view_of(t, x, sampled, None)
+        available = self._available(t)
+        available[unresponsive.numpy()] = False
+        return self._view_of(t, x, sampled, np.flatnonzero(available))
+
+    def _view_of(self, t: int, x: Tensor, sampled: SampledCohort, present: NDArray[np.intp] | None) -> RunView:
+        """Return the view of the clients that are present; None stands for all."""
+        data, known = self._task.data, self.selection_state
+        if present is not None:
             sampled.available = len(present)
-            p, n, memo = _at(p, present), _at(n, present), {}
-            total = float(p.sum())
-            p = p / total if total > 0 else torch.full_like(p, 1 / max(1, len(p)))
 
         def here(v: Tensor) -> Tensor:
             return v if present is None else _at(v, present)
 
-        ids = None if present is None else torch.from_numpy(present)
-        view = View(
+        def importance() -> Tensor:
+            p = here(data.importance)
+            if present is None:
+                return p
+            total = float(p.sum())
+            return p / total if total > 0 else torch.full_like(p, 1 / max(1, len(p)))
+
+        def updates() -> Mapping[int, Tensor]:
+            return _known(known.updates, view.ids) if self.selector.updates else UndeclaredUpdates(self.selector)
+
+        view = RunView(
+            {
+                "p": importance,
+                "n": lambda: here(data.sizes),
+                "reported": lambda: ReportsByName(self.selector, {name: here(v) for name, v in known.reported.items()}),
+                "last": lambda: here(self._last),
+                "picks": lambda: here(known.picks),
+                "durations": lambda: here(known.durations),
+                "updates": updates,
+            },
             seed=self._task.seed if self._seed is None else self._seed(t),
             round=t,
-            p=p,
-            n=n,
-            ids=ids,
+            ids=None if present is None else torch.from_numpy(present),
             federation=None if present is None else len(data),
-            reported=ReportsByName(self.selector, {name: here(v) for name, v in self.selection_state.reported.items()}),
-            last=here(self._last),
-            picks=here(self.selection_state.picks),
-            durations=here(self.selection_state.durations),
-            updates=_known(self.selection_state.updates, ids)
-            if self.selector.updates
-            else UndeclaredUpdates(self.selector),
             state=sampled.state,
-            memo=memo,
+            memo=self._memo if present is None else {},
         )
 
         def probed(ids: Any) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -62,6 +63,47 @@ class UndeclaredUpdates(Mapping[int, Tensor]):
 
     def __len__(self) -> int:
         self._refuse()
+
+
+class _OnRead:
+    """A field of a view that is computed when a selector reads it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, view: RunView, owner: type) -> Any:
+        value = vars(view)[self._name] = view.on_read[self._name]()
+        of_clients = () if isinstance(value, UndeclaredUpdates) else value.values() if isinstance(value, Mapping) else (value,)
+        view.read += [(v, v._version) for v in of_clients]
+        return value
+
+
+class RunView(View):
+    """The view of a run. What it says of clients is gathered when the selector reads it: many read little."""
+
+    p: Any = _OnRead()
+    n: Any = _OnRead()
+    reported: Any = _OnRead()
+    last: Any = _OnRead()
+    picks: Any = _OnRead()
+    durations: Any = _OnRead()
+    updates: Any = _OnRead()
+
+    def __init__(self, on_read: Mapping[str, Callable[[], Any]] = MappingProxyType({}), **fields: Any) -> None:
+        """`on_read`: by field that is not among `fields`, what computes it."""
+        vars(self).update(fields, on_read=on_read)
+        self.read: list[tuple[Tensor, int]] = []
+        """The tensors that were read, with their versions at that time."""
+
+    @property
+    def N(self) -> int:
+        gathered = "p" in vars(self) or self.ids is None
+        return len(self.p if gathered else self.ids)
+
+    @property
+    def changed(self) -> bool:
+        """Whether a tensor has been changed in place after it was read."""
+        return any(v._version != version for v, version in self.read)
 
 
 def known_updates(view: View) -> list[Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .cohort import SampledCohort
-from .sampling import CohortSampler
+from .sampling import CohortSampler, declares
 from .selected import as_array
 
 
@@ -20,30 +22,47 @@ class SingleDraws(CohortSampler):
     _present: tuple[int, NDArray[np.bool_]] | None = None
     """A round, and which clients are available in it."""
 
-    def draw_one(self, t: int, start: int, busy: Tensor, sampled: SampledCohort) -> tuple[int, float] | None:
+    def free(self, t: int, busy: Sequence[int]) -> NDArray[np.bool_]:
+        """Return which clients can start in round t: those that are available and not busy, (N,)."""
+        free = self._available(t)
+        free[busy] = False
+        return free
+
+    def draw_one(
+        self, t: int, start: int, free: NDArray[np.bool_], sampled: SampledCohort
+    ) -> tuple[int, float] | None:
         """Draw the client that starts next, with its weight; None if no client can start.
 
         Args:
             t: The round.
             start: The number of clients that have started before in the run.
-            busy: The clients that cannot start.
+            free: The clients that can start.
             sampled: Receives the selector's state.
         """
-        sampled.available = len(self._task.data)
-        view = self._view(t, torch.empty(0), sampled, busy)
-        if sampled.available == 0:
+        present = np.flatnonzero(free)
+        if not len(present):
             return None
+        whole = self._availability is None and len(present) == len(free)
+        view = self._view_of(t, torch.empty(0), sampled, None if whole else present)
         view.start, view.ask_losses, view.ask_gradients = start, self._refuse_probe, self._refuse_probe
+        if self._in_numbers:
+            place, weight = self.selector.select_one(view)
+            return int(present[place]), weight
         ids, weights = (as_array(v) for v in self._selected(view))
         if ids.shape == weights.shape == (1,) and ids.dtype.kind in "iu" and 0 <= ids[0] < view.N:
             weight = float(weights[0])
             if 0 <= weight < float("inf"):
-                return int(ids[0] if view.ids is None else view.ids[int(ids[0])]), weight
+                return int(present[int(ids[0])]), weight
         (drawn,) = self._cohorts(ids[None], weights[None], view)  # refuses what no selector may return
         if len(drawn.ids) > 1:
             owner = f"{type(self.selector).__name__}: 'select' must return"
             raise ValueError(f"{owner} one client where {self.selector.cohort_field} = 1, got {len(drawn.ids)}")
         return (int(drawn.ids[0]), drawn.W) if len(drawn.ids) else None
+
+    @cached_property
+    def _in_numbers(self) -> bool:
+        """Whether the selector draws one client without tensors."""
+        return declares(self.selector, "select_one")
 
     def count_available(self, t: int) -> int:
         """Return the number of clients that are available in round t."""

@@ -14,8 +14,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from time import monotonic
 
-import torch
-
 from ..engine.backend import PhaseInput
 from ..engine.buffered import Arrivals, asynchronous, newest_version
 from ..engine.cohort import SampledCohort
@@ -147,9 +145,8 @@ class BufferedRounds:
     def _draw(self, now: _Round, sampled: SampledCohort, failed: set[int]) -> tuple[int, float] | None:
         """Draw the client that starts next, with its weight, among those that are free and have not failed."""
         queue, here = now.queue, asynchronous(now.state)
-        failed -= set(queue.busy.tolist())
-        busy = torch.cat([queue.busy, torch.tensor(sorted(failed), dtype=torch.int64)])
-        return here.sampler.draw_one(now.state.t, queue.starts, busy, sampled)
+        free = here.sampler.free(now.state.t, [*queue.busy, *failed])
+        return here.sampler.draw_one(now.state.t, queue.starts, free, sampled)
 
     def _wait_for_clients(self, now: _Round) -> bool:
         """Wait in an outage until a client can start; returns False if none could even if all were connected.
@@ -157,7 +154,7 @@ class BufferedRounds:
         Raises:
             OutageError: If the outage takes too long.
         """
-        missing = (now.late | self._backend.away()) - now.refused - set(now.queue.busy.tolist())
+        missing = (now.late | self._backend.away()) - now.refused - set(now.queue.busy)
         if not missing or self._draw(now, now.state.sampler.empty(), set(now.refused)) is None:
             return False
         now.outage = now.outage or self._backend.outages.begin(f"Round {now.state.t + 1}")

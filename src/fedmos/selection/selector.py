@@ -94,7 +94,12 @@ class View:
     @property
     def key(self) -> Tensor:
         """The random stream of this round's selection; see `fedmos.rng`."""
-        return stream(self.seed, self.round, 0 if self.start is None else self.start + 1, Purpose.SELECT)
+        return stream(self.seed, self.round, self.number, Purpose.SELECT)
+
+    @property
+    def number(self) -> int:
+        """The number of this selection in its round, which names its random stream."""
+        return 0 if self.start is None else self.start + 1
 
     def keys(self, rounds: range) -> Tensor:
         """Return the random streams of the selection in several rounds."""
@@ -235,6 +240,14 @@ class Selector:
         Optional, for prefetchable selectors with cohorts of one size: drawing many rounds at once is faster.
         """
         raise TypeError(f"{type(self).__name__} draws one round at a time")
+
+
+    def select_one(self, view: View) -> tuple[int, float]:
+        """Return the client and the weight of `select` with m = 1, bit for bit, as Python numbers.
+
+        Optional: with the option `buffer`, drawing one client after another is faster.
+        """
+        raise TypeError(f"{type(self).__name__} returns tensors")
 
 
 def thins(selector: Selector) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.validation import check, count, one_of
-from ..rng import choose
+from ..rng import Purpose, choose, choose_one
 from .selector import Selector, View, equal, proportional
 
 
@@ -41,6 +41,10 @@ class Uniform(Selector):
 
     def select_ahead(self, view: View, rounds: range) -> tuple[Tensor, Tensor]:
         return self._draw(view, view.keys(rounds))
+
+    def select_one(self, view: View) -> tuple[int, float]:
+        client = choose_one(view.seed, view.round, view.number, Purpose.SELECT, view.N)
+        return client, float(view.p[client]) * view.N if self.weights == "unbiased" else 1.0
 
     def _draw(self, view: View, keys: Tensor) -> tuple[Tensor, Tensor]:
         m = min(self.m, view.N)
