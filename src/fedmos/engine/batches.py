@@ -9,6 +9,8 @@ and replayed for other clients.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,8 @@ FULL, FIRST = -1, -2
 """Phases beside the steps 0, 1, …: all local data, and the batch of `Gradient.batch`."""
 
 _ENTRIES_AT_ONCE = 2**22
+_GATHERED_AT_ONCE = 2**20
+"""Numbers in the samples of all steps: with more, gathering takes as long step by step."""
 
 
 class Chunk(NamedTuple):
@@ -57,6 +61,13 @@ class SampleBatch(NamedTuple):
     """(M, L), in the run's dtype: 1/size in the columns that count, 0 in the rest."""
     phase: Tensor
     """(M,): the step, FULL or FIRST."""
+    samples: tuple[Tensor, Tensor] | None = None
+    """Inputs and targets, (M, L, …), of a small step, whose samples are gathered with those of all other steps."""
+
+    def columns(self, columns: slice) -> SampleBatch:
+        """Return the batch with these columns only."""
+        samples = None if self.samples is None else (self.samples[0][:, columns], self.samples[1][:, columns])
+        return self._replace(positions=self.positions[:, columns], weight=self.weight[:, columns], samples=samples)
 
 
 class Batches:
@@ -75,9 +86,19 @@ class Batches:
         self._order = self._orders(Purpose.BATCH, orders, keep)
         if task.local_steps:  # for all steps together: on a GPU a small operation costs as much as a large one
             size = chunk.n.clamp(max=task.batch_size)
-            positions, _, weight, phase = self._batch(self._order, size[:, None], self._phases())
-            of_steps = zip(positions.unbind(1), phase.unbind(1), strict=True)
-            self._steps = [SampleBatch(one, size, weight[:, 0], k) for one, k in of_steps]
+            positions, _, weight, phase, _ = self._batch(self._order, size[:, None], self._phases())
+            of_steps = zip(positions.unbind(1), phase.unbind(1), self._samples(positions), strict=True)
+            self._steps = [SampleBatch(one, size, weight[:, 0], k, samples) for one, k, samples in of_steps]
+
+    def _samples(self, positions: Tensor) -> Iterable[tuple[Tensor, Tensor] | None]:
+        """Return the samples of each step if they are few, from positions (M, steps, L); None for each otherwise."""
+        data = self._task.data
+        entries = positions.numel() * math.prod(data.x.shape[1:])
+        if positions.device.type != "cpu" or data.augment is not None or entries > _GATHERED_AT_ONCE:
+            return [None] * self.steps
+        by_step = (self.chunk.offset[:, None, None] + positions).transpose(0, 1)
+        inputs, targets = self._task.samples(by_step)
+        return zip(inputs.unbind(), targets.unbind(), strict=True)
 
     def step(self, k: int) -> SampleBatch:
         """Return the batch of step k; a client without such a step keeps its last batch."""

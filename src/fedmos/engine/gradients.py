@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, NoReturn
 
@@ -197,8 +198,11 @@ class LocalGradient:
         for start in range(0, batch.positions.shape[1], width):
             columns = slice(start, min(start + width, batch.positions.shape[1]))
             of_dropout, of_augment = (None if key is None else _of_columns(key, columns) for key in (dropout, augment))
-            entries = self.chunk.offset[:, None] + batch.positions[:, columns]
-            yield *self.task.samples(entries, of_augment), of_dropout, columns
+            samples = batch.samples
+            if samples is None or columns.stop - columns.start < batch.positions.shape[1]:
+                entries = self.chunk.offset[:, None] + batch.positions[:, columns]
+                samples = self.task.samples(entries, of_augment)
+            yield *samples, of_dropout, columns
 
     def _keys(self, purpose: Purpose, phase: Tensor) -> Tensor:
         """Return each client's stream in the current phase, (M, 1), to be folded with the numbers of its samples."""
@@ -249,7 +253,9 @@ class _Noise:
 def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:
     """Return the number of per-sample gradients that clients with n samples computed in these calls, (M,)."""
     total, K = torch.zeros_like(n), task.steps(n)
-    for call in calls:
+    if task.local_steps is not None:  # all steps of a client have as many samples, and all clients as many steps
+        calls = [Call(min(call.phase, 0), call.b, None) for call in calls]
+    for call, times in Counter(calls).items():
         sizes = sizes_of(task, n, call.phase, call.b)
-        total += sizes if call.k is None else sizes * (call.k < K)
+        total += times * (sizes if call.k is None else sizes * (call.k < K))
     return total

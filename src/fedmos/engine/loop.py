@@ -18,7 +18,7 @@ class Loop(LocalGradient):
 
     def loss_and_gradient(self, y: Tensor, batch: SampleBatch) -> LossAndGradient:
         n = int(batch.size[0])
-        batch = batch._replace(positions=batch.positions[:, :n], weight=batch.weight[:, :n])
+        batch = batch.columns(slice(n))
         loss, gradient = torch.zeros((), device=y.device, dtype=y.dtype), None
         weight, new = None if self.task.loss.uniform else self.weights(batch), None
         for inputs, targets, keys, columns in self.parts(batch, self._width(n)):

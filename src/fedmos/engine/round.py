@@ -177,7 +177,10 @@ def commit(
         selection = selection.with_reports(arrived, reports_of(state, arrived, results.reports))
     if update is not None and update.updates is not None:
         selection = selection.with_updates(kept, update.updates)
-    sent = t if sampled.rounds is None else sampled.rounds[torch.isin(sampled.cohort.ids, kept)]
+    sent: int | Tensor = t
+    if sampled.rounds is not None:
+        all_kept = len(kept) == len(sampled.rounds)
+        sent = sampled.rounds if all_kept else sampled.rounds[torch.isin(sampled.cohort.ids, kept)]
 
     def write() -> None:
         if update is not None:

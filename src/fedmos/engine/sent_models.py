@@ -43,13 +43,11 @@ class SentModels(NamedTuple):
 
     def stacked(self) -> ModelRows:
         """Return a row for each client."""
-        rounds, place = self.rounds.unique(return_inverse=True)
-        found = [self.versions[t] for t in rounds.tolist()]
-        rows = place.to(found[0].x.device)
+        found = [self.versions[t] for t in self.rounds.tolist()]
         return ModelRows(
-            lr=[found[n].lr for n in place.tolist()],
-            x=torch.stack([version.x for version in found])[rows],
-            msg={name: torch.stack([version.msg[name] for version in found])[rows] for name in found[0].msg},
+            lr=[version.lr for version in found],
+            x=torch.stack([version.x for version in found]),
+            msg={name: torch.stack([version.msg[name] for version in found]) for name in found[0].msg},
         )
 
 
