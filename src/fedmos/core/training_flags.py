@@ -27,11 +27,15 @@ class TrainingFlags:
             if frozen:
                 _log.info("The BatchNorm layers of the model stay in evaluation mode, in which the model was given")
         self._module, self._frozen = module, [part for _, part in frozen]
+        self._trained = [part for _, part in parts if part not in self._frozen]
+        self._plain = all(type(part).train is nn.Module.train and "train" not in vars(part) for _, part in parts)
         self.frozen = [name for name, _ in frozen]
         """The names of the submodules that stay in evaluation mode in training."""
 
     def train(self) -> None:
         """Put every submodule in the mode in which it trains."""
+        if self._plain and all(part.training for part in self._trained) and not any(p.training for p in self._frozen):
+            return
         self._module.train()  # a user's module may do more here than to set flags
         for part in self._frozen:
             part.training = False

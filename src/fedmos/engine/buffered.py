@@ -75,6 +75,10 @@ class Arrivals:
     """By round, what the clients of the server step were sent."""
     taken: list[Flight] = field(default_factory=list)
     """The updates of the server step, by ascending client; none if the buffer cannot be filled in this round."""
+    steps: list[int] = field(default_factory=list)
+    """The number of server steps before each of these clients was sent the model."""
+    ages: list[int] = field(default_factory=list)
+    """The number of server steps since then."""
     lost: list[int] = field(default_factory=list)
     """The clients that were given up."""
     bytes_down: int = 0
@@ -182,7 +186,7 @@ def newest_version(state: FederatedState) -> tuple[Context, ModelVersion]:
 
     Neither server nor clients know yet with whom an update will arrive.
     """
-    ctx = replace(state.context(Cohort.empty()), S=asynchronous(state).buffer.size, W=1.0)
+    ctx = state.context_of(asynchronous(state).buffer.size, 1.0)
     return ctx, ModelVersion(state.lr(state.t), state.x, broadcast(state, state.server_state, ctx))
 
 
@@ -219,8 +223,12 @@ def _check_losses(state: FederatedState, losses: int) -> None:
 def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals) -> SampledCohort:
     """Return the updates of the server step as a cohort, with weights by age."""
     here, taken = asynchronous(state), arrivals.taken
-    buffer, ages = here.buffer, ages_of(state, arrivals)
-    weights = [flight.weight / buffer.size * buffer.factor(age) for flight, age in zip(taken, ages, strict=True)]
+    buffer, now = here.buffer, here.steps_before(state.t, state.history)
+    arrivals.steps = [here.steps_before(flight.round, state.history) for flight in taken]
+    arrivals.ages = [now - steps for steps in arrivals.steps]
+    weights = [
+        flight.weight / buffer.size * buffer.factor(age) for flight, age in zip(taken, arrivals.ages, strict=True)
+    ]
     return replace(
         sampled,
         cohort=Cohort.of(
@@ -232,12 +240,6 @@ def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arriv
         rounds=torch.tensor([flight.round for flight in taken], dtype=torch.int64),
         queue=arrivals.queue,
     )
-
-
-def ages_of(state: FederatedState, arrivals: Arrivals) -> list[int]:
-    """Return the age of each update: the number of server steps since its client was sent the model."""
-    steps = asynchronous(state).steps_before
-    return [steps(state.t, state.history) - steps(flight.round, state.history) for flight in arrivals.taken]
 
 
 async def train_arrived(
@@ -267,14 +269,13 @@ async def train_arrived(
 
 def describe_step(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals, new: RoundState) -> dict[str, Any]:
     """Return the fields of the record that are not metrics. Bytes count in the round in which they travel."""
-    steps = asynchronous(state).steps_before
     down, up = state.backend.traffic((arrivals.bytes_down, arrivals.bytes_up))
     return {
         "round": state.t + 1,
         "cohort": sampled.cohort.ids.tolist(),
         "weights": sampled.cohort.weights.tolist(),
-        "versions": [steps(flight.round, state.history) for flight in arrivals.taken],
-        "ages": ages_of(state, arrivals),
+        "versions": arrivals.steps,
+        "ages": arrivals.ages,
         "bytes_down": down,
         "bytes_up": up,
         "available": sampled.available,

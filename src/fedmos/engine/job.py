@@ -109,10 +109,10 @@ def pack(job: Job) -> Tensor:
 def unpack(job: Job, numbers: Tensor, dtype: torch.dtype) -> JobNumbers:
     """Invert `pack` for any job of the same shape."""
     M, rounds, entries = len(job.ids), 1 if job.rounds is None else len(job.ids), len(job.lr)
-    t, ids, last, rest = numbers.split([rounds, M, M, len(numbers) - rounds - 2 * M])
+    t, ids, last, rest = numbers.split_with_sizes([rounds, M, M, numbers.shape[0] - rounds - 2 * M])
     floats = rest.view(torch.float64).to(dtype)
-    of_runs, *columns = floats.split([entries * (2 + len(job.fields)), *[M] * len(job.factors)])
-    lr, W, *fields = (expand_runs(job, v[:, None]) for v in of_runs.split(entries))
+    of_runs, *columns = floats.split_with_sizes([entries * (2 + len(job.fields)), *[M] * len(job.factors)])
+    lr, W, *fields = (expand_runs(job, v) for v in of_runs.view(-1, entries, 1).unbind())
     if job.runs == 1 and job.rounds is None:
         lr, W = lr[0, 0], W[0, 0]
     return JobNumbers(

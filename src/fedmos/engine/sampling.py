@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -201,37 +202,15 @@ class CohortSampler:
 
     def _view_of(self, t: int, x: Tensor, sampled: SampledCohort, present: NDArray[np.intp] | None) -> RunView:
         """Return the view of the clients that are present; None stands for all."""
-        data, known = self._task.data, self.selection_state
         if present is not None:
             sampled.available = len(present)
 
-        def here(v: Tensor) -> Tensor:
-            return v if present is None else _at(v, present)
-
-        def importance() -> Tensor:
-            p = here(data.importance)
-            if present is None:
-                return p
-            total = float(p.sum())
-            return p / total if total > 0 else torch.full_like(p, 1 / max(1, len(p)))
-
-        def updates() -> Mapping[int, Tensor]:
-            return _known(known.updates, view.ids) if self.selector.updates else UndeclaredUpdates(self.selector)
-
         view = RunView(
-            {
-                "p": importance,
-                "n": lambda: here(data.sizes),
-                "reported": lambda: ReportsByName(self.selector, {name: here(v) for name, v in known.reported.items()}),
-                "last": lambda: here(self._last),
-                "picks": lambda: here(known.picks),
-                "durations": lambda: here(known.durations),
-                "updates": updates,
-            },
+            partial(self._gathered, present),
             seed=self._task.seed if self._seed is None else self._seed(t),
             round=t,
             ids=None if present is None else torch.from_numpy(present),
-            federation=None if present is None else len(data),
+            federation=None if present is None else len(self._task.data),
             state=sampled.state,
             memo=self._memo if present is None else {},
         )
@@ -242,6 +221,31 @@ class CohortSampler:
         view.ask_losses = lambda ids, batch: self._probes.losses(x, t, probed(ids), batch, sampled)
         view.ask_gradients = lambda ids: self._probes.gradients(x, t, probed(ids), sampled)
         return view
+
+    def _gathered(self, present: NDArray[np.intp] | None, name: str) -> Any:
+        """Return the field of this name of a view of the clients that are present."""
+
+        def here(v: Tensor) -> Tensor:
+            return v if present is None else _at(v, present)
+
+        data, known = self._task.data, self.selection_state
+        match name:
+            case "p":
+                p = here(data.importance)
+                if present is None:
+                    return p
+                total = float(p.sum())
+                return p / total if total > 0 else torch.full_like(p, 1 / max(1, len(p)))
+            case "n":
+                return here(data.sizes)
+            case "last":
+                return here(self._last)
+            case "reported":
+                return ReportsByName(self.selector, {name: here(v) for name, v in known.reported.items()})
+            case "updates":
+                return _known(known.updates, present) if self.selector.updates else UndeclaredUpdates(self.selector)
+            case _:
+                return here(getattr(known, name))
 
     def _available(self, t: int) -> NDArray[np.bool_]:
         """Return which clients are available in round t, (N,)."""
@@ -269,7 +273,7 @@ def declares(selector: Selector, name: str) -> bool:
     return bool(vars(owner).get(name, False))
 
 
-def _known(updates: Mapping[int, Tensor], present: Tensor | None) -> Mapping[int, Tensor]:
+def _known(updates: Mapping[int, Tensor], present: NDArray[np.intp] | None) -> Mapping[int, Tensor]:
     """Return the updates by the numbers of clients in the view."""
     if present is None or not updates:
         return MappingProxyType(updates)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -72,7 +71,7 @@ class _OnRead:
         self._name = name
 
     def __get__(self, view: RunView, owner: type) -> Any:
-        value = vars(view)[self._name] = view.on_read[self._name]()
+        value = vars(view)[self._name] = view.gather(self._name)
         of_clients = () if isinstance(value, UndeclaredUpdates) else value.values() if isinstance(value, Mapping) else (value,)
         view.read += [(v, v._version) for v in of_clients]
         return value
@@ -89,9 +88,9 @@ class RunView(View):
     durations: Any = _OnRead()
     updates: Any = _OnRead()
 
-    def __init__(self, on_read: Mapping[str, Callable[[], Any]] = MappingProxyType({}), **fields: Any) -> None:
-        """`on_read`: by field that is not among `fields`, what computes it."""
-        vars(self).update(fields, on_read=on_read)
+    def __init__(self, gather: Callable[[str], Any] | None = None, **fields: Any) -> None:
+        """`gather`: returns a field that is not among `fields`, by its name."""
+        vars(self).update(fields, gather=gather)
         self.read: list[tuple[Tensor, int]] = []
         """The tensors that were read, with their versions at that time."""
 

@@ -120,6 +120,11 @@ class FederatedState:
 
     def context(self, cohort: Cohort) -> Context:
         """Return the context of the current round with this cohort."""
+        S, W = cohort.ids.shape[0], cohort.W
+        return self.context_of(S, W) if self._size is None else self.context_of(max(1, round(self._size)), 1.0)
+
+    def context_of(self, S: int, W: float) -> Context:
+        """Return the context of the current round with S clients whose weights sum to W."""
         lr = self.lr(self.t)
         if self._lr_on_device is None or self._lr_on_device[0] != lr:
             self._lr_on_device = (lr, torch.full((), lr, dtype=self.x.dtype, device=self.x.device))
@@ -128,8 +133,8 @@ class FederatedState:
             t=self.t,
             lr=self._lr_on_device[1],
             N=len(self.task.data) if self.members is None else self.members,
-            S=cohort.ids.shape[0] if self._size is None else max(1, round(self._size)),
-            W=cohort.W if self._size is None else 1.0,
+            S=S,
+            W=W,
             layers=self.task.model.layers,
             seed=self.task.seed,
             device=self.x.device,
