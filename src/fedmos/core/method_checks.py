@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,40 +21,50 @@ _GRADIENTS = "fedmos.engine.gradients"
 """The module through which methods call gradients."""
 
 
-@contextmanager
-def unchanged(obj: object, method: str, given: Mapping[str, Tensor | Mapping[str, Tensor]]) -> Iterator[None]:
-    """Refuse a method that changes one of its tensors in place."""
-    tensors = {
-        f"{argument}[{name!r}]" if name else argument: tensor
-        for argument, value in given.items()
-        for name, tensor in (value.items() if isinstance(value, Mapping) else [("", value)])
-        if isinstance(tensor, Tensor)
-    }
-    before = [v._version for v in tensors.values()]
-    with naming_errors(obj, method):
-        yield
-    for (name, tensor), version in zip(tensors.items(), before, strict=True):
-        if tensor._version != version:
-            raise changed_in_place(obj, method, name)
+class naming_errors:
+    """A context that raises PyTorch's errors about what a cohort does not allow as errors that say what to do.
 
-
-@contextmanager
-def naming_errors(obj: object, method: str) -> Iterator[None]:
-    """Raise PyTorch's errors about what a cohort does not allow as errors that say what to do.
-
-    Those are writing into a tensor whose rows share memory, and branching on the numbers of several clients.
+    Those are writing into a tensor whose rows share memory, and branching on the numbers of several clients. Contexts
+    that are classes take a third of the time of generators; several are entered in every step.
     """
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
+
+    def __init__(self, obj: object, method: str) -> None:
+        self._obj, self._method = obj, method
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, RuntimeError | ValueError):
+            return
         if "single memory location" in str(error):
-            raise changed_in_place(obj, method, "a tensor") from error
+            raise changed_in_place(self._obj, self._method, "a tensor") from error
         if any(sign in str(error) for sign in _ONE_VALUE) and not _from_gradient(error):
             raise ValueError(
-                f"{type(obj).__name__}: '{method}' must not read the value of a tensor, by `if`, int(), float() or "
-                ".item(), because a cohort has one for each client; compute with tensors, by torch.where for example"
+                f"{type(self._obj).__name__}: '{self._method}' must not read the value of a tensor, by `if`, int(), "
+                "float() or .item(), because a cohort has one for each client; compute with tensors, by torch.where "
+                "for example"
             ) from error
-        raise
+
+
+class unchanged(naming_errors):
+    """A context that also refuses a method that changes one of its tensors in place."""
+
+    def __init__(self, obj: object, method: str, given: Mapping[str, Tensor | Mapping[str, Tensor]]) -> None:
+        super().__init__(obj, method)
+        self._before = [
+            (argument, name, tensor, tensor._version)
+            for argument, value in given.items()
+            for name, tensor in (value.items() if isinstance(value, Mapping) else ((None, value),))
+            if isinstance(tensor, Tensor)
+        ]
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        for argument, name, tensor, version in self._before:
+            if error is None and tensor._version != version:
+                what = argument if name is None else f"{argument}[{name!r}]"
+                raise changed_in_place(self._obj, self._method, what)
 
 
 def _from_gradient(error: Exception) -> bool:

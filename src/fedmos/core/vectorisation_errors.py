@@ -75,24 +75,10 @@ class CannotVectorise(ValueError):
         self.problem = problem
 
 
-@contextmanager
-def explained(model: nn.Module, loss: str) -> Iterator[None]:
-    """Explain what `vmap` says about samples; other errors pass.
-
-    Args:
-        model: The model.
-        loss: The name of the loss.
-
-    Raises:
-        CannotVectorise: In place of an error of `vmap`.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error)
-        if not any(sign in text for sign in (*_REASONS, *_VMAP)):
-            raise
-        raise CannotVectorise(explain(error, model, loss)) from error
+def problem_of(error: RuntimeError, model: nn.Module, loss: str) -> str | None:
+    """Return what `vmap` says about samples in words, as `explain` does; None for other errors."""
+    says = any(sign in str(error) for sign in (*_REASONS, *_VMAP))
+    return explain(error, model, loss) if says else None
 
 
 def explain(error: BaseException, model: nn.Module, loss: str | None = None) -> str:

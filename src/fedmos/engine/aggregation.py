@@ -262,9 +262,10 @@ def _scale(rule: str, weights: Tensor, W: float | None) -> float:
 
 def _add_rows(sums: Mapping[int, Vectors], name: str, blocks: Tensor, factors: Tensor, rows: Tensor) -> None:
     """Add factor · row to the sum of the row's block: one row after another, so that all engines round alike."""
-    for block, factor, row in zip(blocks.tolist(), factors.tolist(), rows.unbind(), strict=True):
+    weighted = factors.to(rows).view(-1, *[1] * (rows.ndim - 1)) * rows
+    for block, row in zip(blocks.tolist(), weighted.unbind(), strict=True):
         found = sums[block]
-        found[name] = found[name] + factor * row if name in found else factor * row
+        found[name] = found[name] + row if name in found else row
 
 
 def in_order(sums: Vectors, shapes: Shapes, x: Tensor) -> Sums:

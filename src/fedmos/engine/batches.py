@@ -130,8 +130,9 @@ class Batches:
         """Return the first `keep` entries of `count` random orders of each client's data, (M, count, keep)."""
         keys = words(self.stream(purpose), count)
         at_once = max(1, _ENTRIES_AT_ONCE // (len(self.n) * self.chunk.width))
-        orders = [permute(part, self.n[:, None], self.chunk.width, keep) for part in keys.split(at_once, dim=1)]
-        return torch.cat(orders, dim=1)
+        parts = (keys,) if count <= at_once else keys.split(at_once, dim=1)
+        orders = [permute(part, self.n[:, None], self.chunk.width, keep) for part in parts]
+        return orders[0] if len(orders) == 1 else torch.cat(orders, dim=1)
 
     def _phases(self) -> Tensor:
         """Return the step that each client takes or, without such a step, its last one, (M, steps)."""

@@ -7,7 +7,7 @@ Until then only the times of their starts and arrivals are computed, which needs
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ async def play_buffered_round(state: FederatedState, evaluate: bool, collect: Co
     # 1. Start clients and receive updates, until the buffer is full.
     sampled = state.sampler.empty()
     arrivals = (collect or collect_updates)(state, sampled)
-    sampled = with_arrivals(state, sampled, arrivals)
+    set_cohort(state, sampled, arrivals)
     timing = ArrivalTiming(type(state.algorithm).__name__, arrivals.taken, arrivals.lost)
     while True:
         # 2. Train the clients, each from the model that it was sent; 3. aggregate their uploads.
@@ -220,8 +220,8 @@ def _check_losses(state: FederatedState, losses: int) -> None:
         )
 
 
-def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals) -> SampledCohort:
-    """Return the updates of the server step as a cohort, with weights by age."""
+def set_cohort(state: FederatedState, sampled: SampledCohort, arrivals: Arrivals) -> None:
+    """Make the updates of the server step the cohort, with weights by age."""
     here, taken = asynchronous(state), arrivals.taken
     buffer, now = here.buffer, here.steps_before(state.t, state.history)
     arrivals.steps = [here.steps_before(flight.round, state.history) for flight in taken]
@@ -229,17 +229,13 @@ def with_arrivals(state: FederatedState, sampled: SampledCohort, arrivals: Arriv
     weights = [
         flight.weight / buffer.size * buffer.factor(age) for flight, age in zip(taken, arrivals.ages, strict=True)
     ]
-    return replace(
-        sampled,
-        cohort=Cohort.of(
-            torch.tensor([flight.client for flight in taken], dtype=torch.int64),
-            torch.tensor(weights, dtype=torch.float64),
-            state.task.data,
-        ),
-        available=here.sampler.count_available(state.t),
-        rounds=torch.tensor([flight.round for flight in taken], dtype=torch.int64),
-        queue=arrivals.queue,
+    sampled.cohort = Cohort.of(
+        torch.tensor([flight.client for flight in taken], dtype=torch.int64),
+        torch.tensor(weights, dtype=torch.float64),
+        state.task.data,
     )
+    sampled.rounds = torch.tensor([flight.round for flight in taken], dtype=torch.int64)
+    sampled.available, sampled.queue = here.sampler.count_available(state.t), arrivals.queue
 
 
 async def train_arrived(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
+
 from ..algorithm import Vectors
 from .sent_models import ModelVersion
 

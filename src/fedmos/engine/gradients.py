@@ -253,9 +253,11 @@ class _Noise:
 def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:
     """Return the number of per-sample gradients that clients with n samples computed in these calls, (M,)."""
     total, K = torch.zeros_like(n), task.steps(n)
-    if task.local_steps is not None:  # all steps of a client have as many samples, and all clients as many steps
-        calls = [Call(min(call.phase, 0), call.b, None) for call in calls]
-    for call, times in Counter(calls).items():
-        sizes = sizes_of(task, n, call.phase, call.b)
-        total += times * (sizes if call.k is None else sizes * (call.k < K))
+    if task.local_steps is not None:  # a client has as many samples in all steps, and all clients have as many steps
+        kinds = Counter((min(phase, 0), b, None) for phase, b, _ in calls)
+    else:
+        kinds = Counter(calls)
+    for (phase, b, k), times in kinds.items():
+        sizes = times * sizes_of(task, n, phase, b)
+        total += sizes if k is None else sizes * (k < K)
     return total

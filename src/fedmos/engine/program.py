@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.flat_model import FlatModel
 from ..core.losses import Loss
-from ..core.vectorisation_errors import explained
+from ..core.vectorisation_errors import CannotVectorise, problem_of
 from ..kernels.convolution import vectorised
 from .compiled import CannotCompile, Compiled
 from .differentiation import cohort_gradient
@@ -115,13 +115,18 @@ class Program:
         statistics: ClientStatistics | None = None,
     ) -> Values:
         arguments = (self._laid_out(y), inputs, targets, weight, *_given(keys, statistics))
-        with explained(self._model.module, self._loss.name):
+        try:
             try:
                 return self._used(*arguments)
             except CannotCompile as error:
                 _log.warning("Not compiling because it fails: %s", error)
                 self._compiled = False
                 return self._used(*arguments)
+        except RuntimeError as error:
+            problem = problem_of(error, self._model.module, self._loss.name)
+            if problem is None:
+                raise
+            raise CannotVectorise(problem) from error
 
     @contextmanager
     def _without_warnings(self) -> Iterator[None]:

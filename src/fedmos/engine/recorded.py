@@ -181,7 +181,9 @@ class _Recorder(TorchDispatchMode):
                 graph = copy.deepcopy(self._graph)
                 for change in changes:
                     change(graph)
-                yield fx.GraphModule(self._constants, graph).forward
+                module = fx.GraphModule(self._constants, graph)
+                vars(module).update(self._constants)  # found in half the time it takes to find buffers
+                yield module.forward
             except Exception as error:  # an operator with arguments that a graph cannot hold
                 _log.debug("A program cannot be recorded: %s", error)
 

@@ -72,7 +72,9 @@ class _OnRead:
 
     def __get__(self, view: RunView, owner: type) -> Any:
         value = vars(view)[self._name] = view.gather(self._name)
-        of_clients = () if isinstance(value, UndeclaredUpdates) else value.values() if isinstance(value, Mapping) else (value,)
+        of_clients = (
+            () if isinstance(value, UndeclaredUpdates) else value.values() if isinstance(value, Mapping) else (value,)
+        )
         view.read += [(v, v._version) for v in of_clients]
         return value
 

@@ -15,6 +15,8 @@ from .cohort import SampledCohort
 from .sampling import CohortSampler, declares
 from .selected import as_array
 
+_NO_MODEL = torch.empty(0)
+
 
 class SingleDraws(CohortSampler):
     """Draws the client that starts next, and stores the selection state of a run."""
@@ -28,9 +30,7 @@ class SingleDraws(CohortSampler):
         free[busy] = False
         return free
 
-    def draw_one(
-        self, t: int, start: int, free: NDArray[np.bool_], sampled: SampledCohort
-    ) -> tuple[int, float] | None:
+    def draw_one(self, t: int, start: int, free: NDArray[np.bool_], sampled: SampledCohort) -> tuple[int, float] | None:
         """Draw the client that starts next, with its weight; None if no client can start.
 
         Args:
@@ -39,11 +39,11 @@ class SingleDraws(CohortSampler):
             free: The clients that can start.
             sampled: Receives the selector's state.
         """
-        present = np.flatnonzero(free)
+        (present,) = free.nonzero()
         if not len(present):
             return None
         whole = self._availability is None and len(present) == len(free)
-        view = self._view_of(t, torch.empty(0), sampled, None if whole else present)
+        view = self._view_of(t, _NO_MODEL, sampled, None if whole else present)
         view.start, view.ask_losses, view.ask_gradients = start, self._refuse_probe, self._refuse_probe
         if self._in_numbers:
             place, weight = self.selector.select_one(view)

@@ -241,7 +241,6 @@ class Selector:
         """
         raise TypeError(f"{type(self).__name__} draws one round at a time")
 
-
     def select_one(self, view: View) -> tuple[int, float]:
         """Return the client and the weight of `select` with m = 1, bit for bit, as Python numbers.
 
