@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -60,6 +60,8 @@ class JobExecutor:
         self._graphs = Graphs(task.model.device) if plan.cuda_graph else None
         self._watch = FunctionWatch(task.own_functions if plan.engine == "batched" else ())
         self._calls: dict[Any, list[Call]] = {}
+        self._taken = lru_cache(8)(lambda calls: samples_taken(task, calls, task.data.sizes))
+        """By gradients that were computed, the number of per-sample gradients that each client computes for them."""
         self.context_reads: dict[Phase, set[str]] = {}
         """By phase, which of the context's numbers "S" and "t" the algorithm has read."""
 
@@ -118,7 +120,7 @@ class JobExecutor:
             own=_first_rows(outputs.own, M),
             sums=sums,
             report=report,
-            samples=lambda: samples_taken(self.task, self._calls[key], self.task.data.sizes[ids]),
+            samples=lambda: self._taken(tuple(self._calls[key]))[ids],
         )
 
     def captured_size(self, job: Job) -> int | None:

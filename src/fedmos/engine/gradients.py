@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -250,14 +249,10 @@ class _Noise:
         self._last = (k, g)
 
 
-def samples_taken(task: Task, calls: list[Call], n: Tensor) -> Tensor:
+def samples_taken(task: Task, calls: Iterable[Call], n: Tensor) -> Tensor:
     """Return the number of per-sample gradients that clients with n samples computed in these calls, (M,)."""
     total, K = torch.zeros_like(n), task.steps(n)
-    if task.local_steps is not None:  # a client has as many samples in all steps, and all clients have as many steps
-        kinds = Counter((min(phase, 0), b, None) for phase, b, _ in calls)
-    else:
-        kinds = Counter(calls)
-    for (phase, b, k), times in kinds.items():
-        sizes = times * sizes_of(task, n, phase, b)
-        total += sizes if k is None else sizes * (k < K)
+    for call in calls:
+        sizes = sizes_of(task, n, call.phase, call.b)
+        total += sizes if call.k is None else sizes * (call.k < K)
     return total

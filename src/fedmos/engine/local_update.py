@@ -26,13 +26,15 @@ def local_update(
     with unchanged(algorithm, "begin", {"y": y}):
         s = algorithm.begin(y, c, grad)
     check_names(algorithm, "begin", s, s if isinstance(s, dict) else ())
+    method = "direction" if _is_default(algorithm, "step") else "step"
+    plain = method == "direction" and _is_default(algorithm, "direction")
     for k in range(grad.batches.steps):
         grad.k = k
-        y_next, s_next = _step(algorithm, y, s, c, grad, k)
+        y_next, s_next = (grad.descend(y, c.lr), s) if plain else _step(algorithm, method, y, s, c, grad, k)
         if grad.ragged and k >= grad.task.least_steps:
             active = grad.active(k)
             y_next = torch.where(active[:, None], y_next, y)
-            _check_scratch(algorithm, s_next)
+            _check_scratch(algorithm, method, s_next)
             s_next = {n: _where(active, v, s[n], y) if n in s else v for n, v in s_next.items()}
         if observer is not None:
             observer(grad, k, y, y_next)
@@ -46,12 +48,9 @@ def local_update(
 
 
 def _step(
-    algorithm: Algorithm, y: Tensor, s: Vectors, c: ClientContext, grad: LocalGradient, k: int
+    algorithm: Algorithm, method: str, y: Tensor, s: Vectors, c: ClientContext, grad: LocalGradient, k: int
 ) -> tuple[Tensor, Vectors]:
-    """Take local step k and check what the algorithm returns."""
-    method = _step_method(algorithm)
-    if method == "direction" and _is_default(algorithm, "direction"):
-        return grad.descend(y, c.lr), s
+    """Take local step k by a method of the algorithm, "step" or "direction", and check what it returns."""
     # A step that changes y in place and returns it is harmless in the loop, where y belongs to one client.
     fixed = s if method == "step" and not grad.ragged else {**s, _Y: y}
     before = _versions(fixed)
@@ -87,17 +86,12 @@ def _is_default(algorithm: Algorithm, method: str) -> bool:
     return getattr(getattr(algorithm, method), "__func__", None) is getattr(Algorithm, method)
 
 
-def _step_method(algorithm: Algorithm) -> str:
-    """Return the method of a local step."""
-    return "direction" if _is_default(algorithm, "step") else "step"
-
-
-def _check_scratch(algorithm: Algorithm, s: Vectors) -> None:
+def _check_scratch(algorithm: Algorithm, method: str, s: Vectors) -> None:
     """Check that clients with different numbers of steps can each keep their own values."""
     for name, v in s.items():
         if not isinstance(v, Tensor | int | float | None):
             raise ValueError(
-                f"{type(algorithm).__name__}: '{_step_method(algorithm)}' must return tensors and numbers in s where "
+                f"{type(algorithm).__name__}: '{method}' must return tensors and numbers in s where "
                 f"clients have different numbers of steps, got {kind_of(v)} as s[{name!r}]"
             )
 
