@@ -168,17 +168,22 @@ def simulated_times(state: FederatedState) -> SimulatedTimes:
 
 
 class NewestModel(NamedTuple):
-    """What clients that start in this round are sent, and the work that they will do."""
+    """What clients that start in this round are sent, the work that they will do, and when they last took part."""
 
     version: ModelVersion
     gradients: Tensor
     """The number of per-sample gradients that each client will compute, (N,)."""
+    work: NDArray[np.int64]
+    """The same numbers."""
+    last: NDArray[np.int64]
+    """The round, from 0, in which each client last took part; −1 for never."""
 
 
 def newest_model(state: FederatedState) -> NewestModel:
     """Broadcast the current model, and count the gradients of the clients that will receive it."""
     ctx, version = newest_version(state)
-    return NewestModel(version, simulated_times(state).counter.count(ctx, version))
+    gradients = simulated_times(state).counter.count(ctx, version)
+    return NewestModel(version, gradients, gradients.numpy(), state.clients.last.numpy())
 
 
 def newest_version(state: FederatedState) -> tuple[Context, ModelVersion]:
@@ -195,7 +200,6 @@ def start_clients(
 ) -> None:
     """Start clients that are free until as many train as the buffer allows, or no other is free."""
     queue, here, times, t = arrivals.queue, asynchronous(state), simulated_times(state), state.t
-    last, gradients = state.clients.last.numpy(), newest.gradients.numpy()
     arrivals.short = False
     while len(queue.flights) < here.buffer.concurrency:
         drawn = here.sampler.draw_one(t, queue.starts, free, sampled)
@@ -204,12 +208,12 @@ def start_clients(
             return
         client, weight = drawn
         free[client] = False
-        first = bool(last[client] < 0)
+        first = bool(newest.last[client] < 0)
         needed = times.costs.seconds(client, newest.gradients, first)
         seconds, lost = times.outcome(queue.starts, client, needed)
         arrivals.bytes_down += times.costs.bytes_down(first)
         queue.versions.setdefault(t, newest.version)
-        queue.start(Flight(arrivals.now + seconds, client, t, weight, seconds, int(gradients[client]), lost))
+        queue.start(Flight(arrivals.now + seconds, client, t, weight, seconds, int(newest.work[client]), lost))
 
 
 def _check_losses(state: FederatedState, losses: int) -> None:

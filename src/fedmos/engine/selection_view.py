@@ -98,8 +98,7 @@ class RunView(View):
 
     @property
     def N(self) -> int:
-        gathered = "p" in vars(self) or self.ids is None
-        return len(self.p if gathered else self.ids)
+        return (self.p if self.ids is None or "p" in vars(self) else self.ids).shape[0]
 
     @property
     def changed(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..selection.uniform import Uniform
 from .cohort import SampledCohort
-from .sampling import CohortSampler, declares
+from .sampling import CohortSampler
 from .selected import as_array
 
 _NO_MODEL = torch.empty(0)
@@ -45,7 +45,7 @@ class SingleDraws(CohortSampler):
         whole = self._availability is None and len(present) == len(free)
         view = self._view_of(t, _NO_MODEL, sampled, None if whole else present)
         view.start, view.ask_losses, view.ask_gradients = start, self._refuse_probe, self._refuse_probe
-        if self._in_numbers:
+        if type(self.selector) is Uniform:
             place, weight = self.selector.select_one(view)
             return int(present[place]), weight
         ids, weights = (as_array(v) for v in self._selected(view))
@@ -58,11 +58,6 @@ class SingleDraws(CohortSampler):
             owner = f"{type(self.selector).__name__}: 'select' must return"
             raise ValueError(f"{owner} one client where {self.selector.cohort_field} = 1, got {len(drawn.ids)}")
         return (int(drawn.ids[0]), drawn.W) if len(drawn.ids) else None
-
-    @cached_property
-    def _in_numbers(self) -> bool:
-        """Whether the selector draws one client without tensors."""
-        return declares(self.selector, "select_one")
 
     def count_available(self, t: int) -> int:
         """Return the number of clients that are available in round t."""

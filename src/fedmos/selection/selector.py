@@ -241,13 +241,6 @@ class Selector:
         """
         raise TypeError(f"{type(self).__name__} draws one round at a time")
 
-    def select_one(self, view: View) -> tuple[int, float]:
-        """Return the client and the weight of `select` with m = 1, bit for bit, as Python numbers.
-
-        Optional: with the option `buffer`, drawing one client after another is faster.
-        """
-        raise TypeError(f"{type(self).__name__} returns tensors")
-
 
 def thins(selector: Selector) -> bool:
     """Return whether the selector chooses again after local training."""

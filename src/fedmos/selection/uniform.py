@@ -43,6 +43,7 @@ class Uniform(Selector):
         return self._draw(view, view.keys(rounds))
 
     def select_one(self, view: View) -> tuple[int, float]:
+        """Return the client and the weight of `select` with m = 1, bit for bit, without tensors: for `buffer`."""
         client = choose_one(view.seed, view.round, view.number, Purpose.SELECT, view.N)
         return client, float(view.p[client]) * view.N if self.weights == "unbiased" else 1.0
 
