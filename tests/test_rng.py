@@ -6,7 +6,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmos.rng import Purpose, at_least, choose, draws, fold, permute, salt, signed, stream, uniform, words
+from fedmos.rng import (
+    Purpose,
+    at_least,
+    choose,
+    choose_one,
+    draws,
+    fold,
+    number,
+    permute,
+    salt,
+    signed,
+    stream,
+    uniform,
+    words,
+)
 from helpers import fresh
 
 
@@ -50,6 +64,13 @@ def test_streams_are_the_same_in_another_process():
 def test_a_stream_of_many_clients_is_the_streams_of_each():
     together = stream(0, 4, torch.tensor([5, 2, 9]), Purpose.BATCH)
     assert together.tolist() == [int(stream(0, 4, i, Purpose.BATCH)) for i in (5, 2, 9)]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 300))
+def test_single_numbers_are_those_of_tensors(seed, t, client, n):
+    key = stream(seed, t, client, Purpose.SELECT)
+    assert number(seed, t, client, Purpose.SELECT) == uniform(key).item()
+    assert choose_one(seed, t, client, Purpose.SELECT, n) == choose(key[None], n, 1).item()
 
 
 def test_draws_are_uniform():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fedmos as fm
+from fedmos.engine import batches
 from fedmos.engine.buffer import check_bufferable
 from fedmos.engine.event_queue import EventQueue, Flight
 from helpers.asynchronous import METHODS, Schedule, options, random_schedule, simulate
@@ -210,6 +211,55 @@ def test_a_buffer_of_all_clients_is_a_synchronous_round():
     torch.testing.assert_close(buffered.params, synchronous.params, rtol=1e-12, atol=1e-12)
     times = [[record.time for record in result.history] for result in (buffered, synchronous)]
     np.testing.assert_allclose(*times, rtol=1e-12)
+
+
+class OwnUniform(fm.Uniform):
+    """Drawn through `select`, as every selector of a user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrapped(fm.Selector):
+    """Passes the view on to another selector."""
+
+    m: int
+    inner: fm.Selector
+
+    def select(self, view):
+        return self.inner.select(replace(view, memo={}))
+
+
+@pytest.mark.parametrize("weights", ["unbiased", "cohort", "mean"])
+def test_uniform_draws_without_tensors_are_those_of_select(weights):
+    """With few free clients, too; the deadline and dropouts set clients free again."""
+    for availability in (None, fm.RandomAvailability(0.5)):
+        changes = {"availability": availability, "buffer": fm.Buffer(size=5, concurrency=19), "rounds": 5}
+        selectors = [kind(m=1, weights=weights) for kind in (fm.Uniform, OwnUniform)]
+        selectors.append(Wrapped(m=1, inner=selectors[0]))
+        first, *others = (outcome(digits(fm.FedAvg(lr=0.05), selection=s, **changes)) for s in selectors)
+        assert [other == first for other in others] == [True, True]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing(fm.Uniform):
+    """Changes what it reads."""
+
+    name: str
+
+    def select(self, view):
+        getattr(view, self.name).mul_(1)
+        return super().select(view)
+
+
+@pytest.mark.parametrize("name", ["p", "n", "last", "picks", "durations"])
+def test_a_selector_that_changes_the_view_is_refused(name):
+    with pytest.raises(ValueError, match="Writing: 'select' must not change the tensors of the view"):
+        digits(fm.FedAvg(lr=0.05), selection=Writing(m=1, name=name))
+
+
+def test_samples_that_are_gathered_for_all_steps_together_are_those_of_each(monkeypatch):
+    together = [outcome(digits(fm.FedMoS(lr=0.05), engine=engine)) for engine in ("batched", "loop")]
+    monkeypatch.setattr(batches, "_GATHERED_AT_ONCE", 0)
+    assert [outcome(digits(fm.FedMoS(lr=0.05), engine=engine)) for engine in ("batched", "loop")] == together
 
 
 def test_runs_of_run_many_are_those_of_run():
