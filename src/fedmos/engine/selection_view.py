@@ -71,11 +71,11 @@ class _OnRead:
         self._name = name
 
     def __get__(self, view: RunView, owner: type) -> Any:
-        value = vars(view)[self._name] = view.gather(self._name)
+        value = vars(view)[self._name] = view._gather(self._name)
         of_clients = (
             () if isinstance(value, UndeclaredUpdates) else value.values() if isinstance(value, Mapping) else (value,)
         )
-        view.read += [(v, v._version) for v in of_clients]
+        view._read += [(v, v._version) for v in of_clients]
         return value
 
 
@@ -92,8 +92,9 @@ class RunView(View):
 
     def __init__(self, gather: Callable[[str], Any] | None = None, **fields: Any) -> None:
         """`gather`: returns a field that is not among `fields`, by its name."""
-        vars(self).update(fields, gather=gather)
-        self.read: list[tuple[Tensor, int]] = []
+        vars(self).update(fields)
+        self._gather: Any = gather
+        self._read: list[tuple[Tensor, int]] = []
         """The tensors that were read, with their versions at that time."""
 
     @property
@@ -103,7 +104,7 @@ class RunView(View):
     @property
     def changed(self) -> bool:
         """Whether a tensor has been changed in place after it was read."""
-        return any(v._version != version for v, version in self.read)
+        return any(v._version != version for v, version in self._read)
 
 
 def known_updates(view: View) -> list[Tensor]:
