@@ -53,16 +53,25 @@ from pathlib import Path
 
 import fedmos as fm
 
+paused = []
+
 
 @dataclass(frozen=True)
 class Lost(fm.FedAvg):
-    \"""FedAvg whose process is killed in round 50, once for every file `kill-*` beside this one.\"""
+    \"""FedAvg whose process is killed in round 50, once for every file `kill-*` beside this one.
+
+    It pauses in round 40, after which a checkpoint is due, and in round 50, until the checkpoint is sent.
+    \"""
 
     wait: float = 0.0
 
     def server(self, x, state, agg, ctx):
+        left = list(Path(__file__).parent.glob("kill-*")) if ctx.t in (40, 50) else []
+        if ctx.t == 40 and left and not paused:
+            paused.append(True)
+            time.sleep(2 * self.wait)
         if ctx.t == 50:
-            for file in Path(__file__).parent.glob("kill-*"):
+            for file in left:
                 try:
                     file.unlink()
                 except FileNotFoundError:  # another process took it
