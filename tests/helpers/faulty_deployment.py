@@ -11,6 +11,7 @@ from time import monotonic, sleep
 from fedmos.flower.local.local_deployment import SUPERLINK, LocalDeployment
 from fedmos.flower.local.process_group import wait_until
 from fedmos.flower.local.progress import DeploymentProgress
+from helpers.faulty_network import FaultyNetwork
 
 _SHIFTED_CLOCK = """
 import datetime, os
@@ -32,11 +33,15 @@ class FaultyDeployment(LocalDeployment):
         command, environment = super().command(name)
         if name == SUPERLINK and self.database is not None:
             command += ["--database", str(self.database)]
+        if name in self.networks:
+            command = [self.networks[name].address if part == self.address else part for part in command]
         return command, environment | self.environments.get(name, {})
 
     def __init__(self, *given: object, **options: object) -> None:
         super().__init__(*given, **options)  # type: ignore[arg-type]
         self.environments: dict[str, dict[str, str]] = {}
+        self.networks: dict[str, FaultyNetwork] = {}
+        """The networks between nodes and the SuperLink, by the name of the process."""
 
     def shift_clock(self, name: str, seconds: float) -> None:
         """Let a process begin with another time, from its next start on."""

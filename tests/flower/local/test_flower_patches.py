@@ -6,6 +6,7 @@ import time
 from importlib import import_module
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
@@ -84,6 +85,66 @@ def test_a_message_of_a_run_that_ended_does_not_put_replies_out_of_step(ours):
     node.push()
     assert node.sent == ["one of a run that ends", "two"][: 2 if ours else 1]
     late.join()
+
+
+class SuperLink:
+    """Stores the pieces of one reply; the answers to some are lost, which Flower's SuperNode repeats."""
+
+    def __init__(self, pieces, lost=(), received=False):
+        self.missing, self.lost, self.received = set(pieces), set(lost), received
+        self.sessions, self.pushes = 0, []
+
+    def announce(self, message):
+        """Once the server app has begun to receive the reply, nothing is announced any more."""
+        self.sessions += 1
+        return (set() if self.received and self.sessions > 1 else set(self.missing)), f"session {self.sessions}"
+
+    def push(self, run, session, piece, content):
+        self.pushes.append(piece)
+        if session != f"session {1 if self.received else self.sessions}" or piece not in self.missing:
+            raise RuntimeError("refused")
+        self.missing.remove(piece)
+        if piece in self.lost:
+            self.push(run, session, piece, content)
+
+
+@pytest.mark.parametrize("received", [False, True])
+def test_an_upload_goes_on_after_an_answer_was_lost(received):
+    link = SuperLink("abcd", lost="bd", received=received)
+    upload = flower_patches.ResumedUpload(link.announce, link.push)
+    missing, session = upload.begin("message")
+    for piece in sorted(missing):
+        upload.push(RUN, session, piece, b"")
+    assert not link.missing
+    assert link.pushes == list("abbcdd")
+
+
+def test_a_refused_piece_that_is_missing_is_sent_again_and_then_given_up(monkeypatch):
+    monkeypatch.setattr(flower_patches, "_MAX_FAILURES", 3)
+    link = SuperLink("ab")
+    upload = flower_patches.ResumedUpload(link.announce, link.push)
+    _, old = upload.begin("message")
+    link.sessions += 1  # as if the session had expired
+    upload.push(RUN, old, "a", b"")
+    assert link.pushes == ["a", "a"]
+    monkeypatch.setattr(upload, "_push", lambda *given: (_ for _ in ()).throw(RuntimeError("refused")))
+    with pytest.raises(RuntimeError, match="refused"):
+        upload.push(RUN, old, "b", b"")
+
+
+def test_a_request_that_is_cut_in_the_handshake_is_repeated(monkeypatch):
+    """Flower gives up then: its text says that a handshake has failed."""
+    monkeypatch.setattr(flower_patches.time, "sleep", lambda seconds: None)
+    failures = [httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING]")] * 2
+
+    def request(value):
+        if failures:
+            raise failures.pop()
+        return value
+
+    assert flower_patches.persistent(request)(3) == 3
+    with pytest.raises(ValueError, match="invalid"):
+        flower_patches.persistent(lambda: int("invalid"))()
 
 
 @pytest.mark.parametrize("name", flower_patches.PATCHED)

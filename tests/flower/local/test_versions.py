@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -138,3 +139,14 @@ def test_the_configuration_names_the_superlink(control, tmp_path):
     made = tomllib.loads((tmp_path / "home" / "config.toml").read_text())
     assert made["superlink"]["fedmos"]["address"] == "127.0.0.1:1"
     assert os.path.isabs(made["superlink"]["fedmos"]["root-certificates"])
+
+
+def test_a_node_whose_connection_has_ended_ends(monkeypatch, capsys):
+    """Flower's function returns then, and other threads of Flower would keep the process alive."""
+    ended = []
+    monkeypatch.setattr(sys, "argv", ["supernode.py", "--plain"])
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(supernode, "entry_points", lambda **given: [SimpleNamespace(load=lambda: lambda: None)])
+    supernode.main()
+    assert ended == [1]
+    assert "has given up its connection to the server" in capsys.readouterr().err

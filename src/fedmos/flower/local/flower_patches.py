@@ -9,7 +9,9 @@ deployment works as with `flower-supernode` and `flower-superexec`:
 
 - `shorten_supernode_pauses`, `shorten_app_pauses`: every message takes seconds longer.
 - `wait_for_messages`: a client app that starts before its message is stored fails, and its request is repeated.
-- `order_replies`: a SuperNode that receives a message when its run ends sends every later reply one message late.
+- `order_replies`: a SuperNode that receives a message when its run ends sends every later reply one message late; and
+  one whose connection is cut as the SuperLink answers a piece of a reply gives that reply up, which the SuperLink drops
+  after 180 s.
 - `deactivate_previous_session`: a SuperNode that was killed can reconnect only after a minute.
 - `use_executor`: every message starts a Python process that imports PyTorch.
 
@@ -26,6 +28,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import httpx
@@ -37,6 +40,10 @@ KNOWN_VERSIONS = ("1.41", "1.42")
 
 _RETRY_PAUSE, _MAX_RETRY_PAUSE = 0.05, 1.0
 """Seconds between two requests for data that has not arrived yet: at first, and at most."""
+_MAX_FAILURES = 100
+"""How often a request that cannot reach the SuperLink is repeated, and refused pieces of a reply are looked up."""
+_REQUESTS = ("get_run", "get_fab", "pull_object", "confirm_message_received")
+"""Requests to the SuperLink with which a SuperNode receives a message, as arguments of Flower's function."""
 _MESSAGE_TIMEOUT = 20.0
 """Seconds that a client app waits for its message."""
 
@@ -81,7 +88,10 @@ def shorten_supernode_pauses(poll: float) -> None:
 
 
 def order_replies() -> None:
-    """Make a SuperNode wait for the reply to the message that it received last; see `OrderedReplies`."""
+    """Make a SuperNode wait for the reply to the message that it received last, and resume interrupted replies.
+
+    See `OrderedReplies` and `ResumedUpload`.
+    """
     if _exists("supernode_receive") and _exists("supernode_send"):
         ordered = OrderedReplies(_lookup("supernode_receive"), _lookup("supernode_send"))
         _replace("supernode_receive", lambda _: ordered.receive)
@@ -164,6 +174,8 @@ class OrderedReplies:
     Flower's own loop sends the next available reply, whichever it is. If a run ends while a message of it is being
     received, Flower discards the message but its app processes it all the same. The unexpected reply is then sent in
     place of the reply to the next message, and every later reply is one message late, after its round has ended.
+
+    Requests are `persistent`, and uploads are resumed.
     """
 
     def __init__(self, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
@@ -172,21 +184,88 @@ class OrderedReplies:
 
     def receive(self, *, receive: Callable[[], Any], **options: Any) -> Any:
         def receive_and_note() -> Any:
-            received = receive()
+            received = persistent(receive)()
             self._message_id = "" if received is None else received[0].metadata.message_id
             return received
 
-        return self._receive(receive=receive_and_note, **options)
+        requests = {name: persistent(options[name]) for name in _REQUESTS if name in options}
+        return self._receive(receive=receive_and_note, **options | requests)
 
-    def send(self, *, send: Callable[..., Any], **options: Any) -> None:
+    def send(self, *, send: Callable[..., Any], push_object: Callable[..., Any], **options: Any) -> None:
         replied: set[str] = set()
+        upload = ResumedUpload(persistent(send), persistent(push_object))
 
         def send_and_note(message: Any, *details: Any) -> Any:
             replied.add(message.metadata.reply_to_message_id)
-            return send(message, *details)
+            return upload.begin(message, *details)
 
         while self._message_id not in replied:
-            self._send(send=send_and_note, **options)
+            self._send(send=send_and_note, push_object=upload.push, **options)
+
+
+def persistent(request: Callable[..., Any]) -> Callable[..., Any]:
+    """Repeat a request if the connection is cut in the TLS handshake, too; Flower repeats it in all other cases."""
+
+    def repeated(*given: Any) -> Any:
+        for _ in range(_MAX_FAILURES):
+            try:
+                return request(*given)
+            except httpx.TransportError as error:
+                _log.warning("The connection to the server was cut: %s", error)
+                time.sleep(_MAX_RETRY_PAUSE)
+        return request(*given)
+
+    return repeated
+
+
+class ResumedUpload:
+    """The upload of a reply in pieces, which goes on if the SuperLink refuses a piece that it has stored already.
+
+    Flower repeats the push of a piece if the connection is cut. If only the SuperLink's answer was lost, it refuses the
+    repetition, and Flower's own SuperNode gives the whole reply up.
+
+    Args:
+        send: Announces a reply; returns the ids of the pieces that the SuperLink lacks, and the id of a session.
+        push: Uploads a piece, given the run, the session, its id and its content.
+    """
+
+    def __init__(self, send: Callable[..., Any], push: Callable[..., Any]) -> None:
+        self._send, self._push, self._lock = send, push, Lock()
+
+    def begin(self, message: Any, *details: Any) -> Any:
+        """Announce a reply."""
+        self._announce, self._refused = partial(self._send, message, *details), 0
+        missing, self._session = self._announce()
+        return missing, self._session
+
+    def push(self, run: int, session: str, piece: str, content: bytes) -> None:
+        """Upload a piece, if the SuperLink lacks it; several threads do so at the same time."""
+        while True:
+            session = self._session
+            try:
+                self._push(run, session, piece, content)
+                return
+            except httpx.HTTPError:
+                raise
+            except Exception as error:  # Flower names the one for a refused piece in a private module only
+                if not self._lacks(piece, session, error):
+                    return
+
+    def _lacks(self, piece: str, session: str, error: Exception) -> bool:
+        """Whether the SuperLink lacks a piece that it has refused in a session; raises the error if that is too often.
+
+        The session stays as it is once the server app has begun to receive the reply: nothing can be announced then.
+        """
+        with self._lock:
+            if self._session != session:
+                return True  # refused because of another thread's new session
+            self._refused += 1
+            if self._refused > _MAX_FAILURES:
+                raise error
+            missing, new = self._announce()
+            if missing:
+                self._session = new
+            return piece in missing
 
 
 def _replace(name: str, make: Callable[[Any], Any]) -> None:

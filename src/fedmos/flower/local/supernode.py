@@ -3,13 +3,14 @@
     python supernode.py [--plain] --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
 
 `flower_patches` explains the differences from `flower-supernode`. With `--plain`, and on a version of Flower that
-`flower_patches` does not know, there are none. The program is run as a file, so that a SuperNode does not import fedmos
+`flower_patches` does not know, the only one is that it ends when its connection has ended. The program is run as a file, so that a SuperNode does not import fedmos
 and PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,6 +20,10 @@ from typing import Any
 _REFUSED = (
     "The server refuses this node. Either its key is not registered or was removed, or its clock is more than 5 s "
     "ahead of the server's or 5 min behind it; fedmos deploy doctor CLIENT.toml compares the clocks."
+)
+_DISCONNECTED = (
+    "This node has given up its connection to the server, for the reason above. It ends with status 1, so that it is "
+    "started again."
 )
 
 
@@ -53,6 +58,9 @@ def main() -> None:
     sys.argv = ["flower-supernode", *flower_options]
     with _load("exit_status").failure_if_refused(_REFUSED):
         program.load()()
+    # Flower leaves its loop after some errors of the connection. Its other threads would keep the process running.
+    print(_DISCONNECTED, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":
