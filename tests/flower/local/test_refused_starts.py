@@ -110,6 +110,29 @@ def test_a_faulty_installation_does_not_start(study, tmp_path, started, process,
 
 
 @pytest.mark.parametrize(
+    ("process", "machine"), [("superlink", "server"), ("apps", "server"), ("node", "client"), ("apps", "client")]
+)
+def test_a_missing_folder_of_the_state(study, tmp_path, started, process, machine):
+    """It is made, for its owner alone. One that cannot be made, as /var/lib/fedmos by a user, is named in a sentence."""
+    folder = Path(shutil.copytree(study / machine, tmp_path / machine))
+    file = next(folder.glob("*.toml"))
+    lines = file.read_text().splitlines()
+
+    def start_with(state: str) -> str:
+        file.write_text("\n".join(f'state = "{state}"' if line.startswith("state") else line for line in lines))
+        return start(process, folder)
+
+    assert start_with("missing/state") == ""
+    assert (folder / "missing" / "state").stat().st_mode & 0o777 == 0o700
+    (folder / "occupied").touch()
+    said = start_with("occupied/state")
+    assert said.startswith(f"Cannot make the folder {folder / 'occupied/state'} because of an error: Not a directory")
+    assert said.endswith("; make it as the user of this process")
+    assert "\n" not in said
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize(
     ("process", "machine", "field"), [("superlink", "server", "superlink"), ("node", "client", "port")]
 )
 def test_a_port_in_use(study, tmp_path, started, process, machine, field):
