@@ -35,7 +35,7 @@ class FaultyDeployment(LocalDeployment):
             command += ["--database", str(self.database)]
         if name in self.networks:
             command = [self.networks[name].address if part == self.address else part for part in command]
-        return command, environment | self.environments.get(name, {})
+        return command, {**environment, **self.environments.get(name, {})}
 
     def __init__(self, *given: object, **options: object) -> None:
         super().__init__(*given, **options)  # type: ignore[arg-type]

@@ -68,6 +68,7 @@ class FlatModel:
         copies: Copies | None = None,
         client_statistics: bool = False,
         personal: Sequence[str] = (),
+        shares: bool = False,
     ) -> None:
         """Make the copy, in training mode.
 
@@ -83,6 +84,7 @@ class FlatModel:
                 refused in training mode.
             personal: Names of trainable parameters that every client keeps for itself. They are no part of the vector,
                 but may follow it; where they do not, they have the values of the module.
+            shares: Whether the copy shares the memory of the module's parameters, which nothing may change then.
         """
         model = plain_module(model)
         trainable = [(name, p) for name, p in trainable_parameters(model) if name not in personal]
@@ -91,7 +93,7 @@ class FlatModel:
         """The module that was given, and its inputs."""
         if layout is not None:
             layout.check(model)
-        self.module = private_copy(model, device, dtype, copies)
+        self.module = private_copy(model, device, dtype, copies, shares)
         prepare_embeddings(self.module)
         self._dropout = replace_dropout(self.module)
         self._flags, self.output_function = TrainingFlags(self.module), outputs
@@ -333,7 +335,7 @@ class FlatModel:
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
 
-    def trace(self, y: Tensor, inputs: Tensor) -> ForwardTrace:
+    def trace(self, y: Tensor | tuple[Tensor, ...], inputs: Tensor) -> ForwardTrace:
         """Compute the outputs without dropout, and record the tensors that dropout would be applied to."""
         functional: list[Tensor] = []
         for layer in self._dropout.values():

@@ -72,7 +72,9 @@ def _end(v: Tensor) -> int:
     return int(v.data_ptr() + (last + 1) * v.element_size())
 
 
-def private_copy(model: nn.Module, device: torch.device, dtype: torch.dtype, copies: Copies | None) -> nn.Module:
+def private_copy(
+    model: nn.Module, device: torch.device, dtype: torch.dtype, copies: Copies | None, shares: bool = False
+) -> nn.Module:
     """Return a copy of a module on a device.
 
     Args:
@@ -81,10 +83,13 @@ def private_copy(model: nn.Module, device: torch.device, dtype: torch.dtype, cop
         dtype: The dtype of its parameters.
         copies: Frozen parameters that other copies hold on the device already, which the new one shares; the others are
             added. None to share none.
+        shares: Whether trainable parameters share the memory of the given ones, which nothing may change then.
     """
     known = {} if copies is None else copies
+    shared = [p for p in model.parameters() if shares and p.requires_grad and type(p) is nn.Parameter and not vars(p)]
     frozen = [(p, ("frozen", id(p), device, dtype)) for p in model.parameters() if not p.requires_grad]
-    made = copied(model, device, dtype, {id(p): known[key][1] for p, key in frozen if key in known})
+    held = {id(p): known[key][1] for p, key in frozen if key in known}
+    made = copied(model, device, dtype, held | {id(p): nn.Parameter(p.detach()) for p in shared})
     if copies is not None:
         new = [p for p in made.parameters() if not p.requires_grad]
         copies.update({key: (p, q) for (p, key), q in zip(frozen, new, strict=True)})

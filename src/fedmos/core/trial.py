@@ -26,6 +26,9 @@ from .sample_influence import MORE_ROWS, ROWS, close, mixes_others, repeated, va
 
 _log = logging.getLogger("fedmos")
 
+_AT_ONCE = 2**20
+"""Numbers of a gradient that are examined at once."""
+
 
 def try_model(model: FlatModel, inputs: Tensor, sizes: Collection[int] = ()) -> None:
     """Run the model in training mode on a few samples, and note how it uses dropout and batches.
@@ -191,7 +194,7 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
     """
     repeated: list[str] = []
     with torch.enable_grad():
-        y = model.initial().requires_grad_()
+        y = _leaves(model)
         outputs = model.trace(y, batch).outputs
         if not outputs.requires_grad and not model.personal_layers:
             raise UnsuitableModel(
@@ -201,11 +204,12 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
         if not outputs.requires_grad:
             return outputs
         refuse_outside_parameters(model, outputs)
-        gradient = None
+        gradients: list[Tensor] = []
         hook = register_module_forward_pre_hook(lambda module, inputs: repeated.append(type(module).__name__))
         try:
             with without_values(model.trained):
-                (gradient,) = torch.autograd.grad(outputs.sum(), y, allow_unused=True)
+                found = torch.autograd.grad(outputs.sum(), y, allow_unused=True)
+            gradients = [v for v in found if v is not None]
         except Exception as error:
             if "checkpoint" in str(error):
                 repeated.append("torch.utils.checkpoint")
@@ -213,7 +217,7 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
                 raise
         finally:
             hook.remove()
-        if gradient is not None and not bool(gradient.isfinite().all()) and _has_finite_gradient(model, batch):
+        if not _finite(gradients) and _has_finite_gradient(model, batch):
             repeated.append("torch.utils.checkpoint")
     if repeated:
         raise UnsuitableModel(
@@ -224,9 +228,18 @@ def _differentiated_pass(model: FlatModel, batch: Tensor) -> Tensor:
 
 
 def _has_finite_gradient(model: FlatModel, batch: Tensor) -> bool:
-    y = model.initial().requires_grad_()
-    (gradient,) = torch.autograd.grad(model.trace(y, batch).outputs.sum(), y)
-    return bool(gradient.isfinite().all())
+    y = _leaves(model)
+    found = torch.autograd.grad(model.trace(y, batch).outputs.sum(), y, allow_unused=True)
+    return _finite([v for v in found if v is not None])
+
+
+def _leaves(model: FlatModel) -> tuple[Tensor, ...]:
+    """Return the initial parameters, one by one: the gradient of a vector would be a further copy."""
+    return tuple(v.requires_grad_() for v in model.split(model.initial()))
+
+
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(part.isfinite().all()) for v in tensors for part in v.flatten().split(_AT_ONCE))
 
 
 def _place_dropout(model: FlatModel, first: ForwardTrace, second: ForwardTrace, batch: Tensor) -> None:

@@ -19,6 +19,8 @@ from .loss_check import check_loss, classes_hint
 from .task import Task
 
 _SAMPLES_TRIED = 8
+_AT_ONCE = 2**20
+"""Numbers of a vector that are examined at once."""
 
 
 @torch.no_grad()
@@ -163,7 +165,7 @@ def _extremes(x: Tensor, index: Tensor | None, task: Task) -> Tensor:
 
 def _check_finite(task: Task) -> None:
     """Refuse weights that are not finite, and samples that are not finite in the run's dtype."""
-    if not bool(task.model.initial().isfinite().all()):
+    if not all(bool(part.isfinite().all()) for part in task.model.initial().split(_AT_ONCE)):
         raise ValueError("Cannot train the model because its initial weights are not finite; use a new model")
     most, data = torch.finfo(task.model.dtype).max, task.data
     own = () if data.tests is None or data.tests.x is data.x else (data.tests.x, data.tests.y)

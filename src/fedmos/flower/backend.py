@@ -343,4 +343,5 @@ def _reported(name: str, numbers: Vectors, uploads: Uploads) -> float:
     """Return a report: a number that was sent, an upload, or the norm of the update, which the server can take."""
     if name in numbers or name in uploads:
         return float(numbers[name] if name in numbers else uploads[name])
-    return float(update_norm({key: v[None] for key, v in uploads.items()})) if uploads else float("nan")
+    names = ["delta"] if "delta" in uploads else list(uploads)  # those that the norm is of: each is read from the disk
+    return float(update_norm({key: uploads[key][None] for key in names})) if uploads else float("nan")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -75,7 +75,7 @@ class MessageChannel:
         here, so each can be processed before the next one is pulled.
         """
         if self.one_by_one:
-            return (pulled for message_id in message_ids for pulled in self._pull_one(message_id))
+            return self._pull_in_turn(message_ids)
         return self._pull_all(message_ids) if message_ids else []
 
     def _pull_all(self, message_ids: Sequence[str]) -> list[tuple[str, Message | Exception]]:
@@ -93,6 +93,12 @@ class MessageChannel:
         if len(expected) < len(replies):  # pulling one by one finds the sender of a reply with a wrong request id
             self.one_by_one = True
         return list(expected.items())
+
+    def _pull_in_turn(self, message_ids: Sequence[str]) -> Iterator[tuple[str, Message | Exception]]:
+        for message_id in message_ids:
+            pulled = self._pull_one(message_id)
+            while pulled:
+                yield pulled.pop()  # which is not held while the next one is pulled
 
     def _pull_one(self, message_id: str) -> list[tuple[str, Message | Exception]]:
         try:

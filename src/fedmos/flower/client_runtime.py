@@ -24,6 +24,7 @@ from ..engine.declaration import Declaration, Shapes, check_declaration
 from ..engine.execution_plan import choose_plan
 from ..engine.job import Job, Phase
 from ..engine.local_backend import LocalBackend
+from ..engine.malloc import trim_memory
 from ..engine.reports import in_training, uploaded_numbers
 from ..engine.secure_sums import secure_rule
 from ..engine.state import initial_client_state
@@ -89,7 +90,8 @@ class ClientRuntime:
             self._inputs = load.inputs_hash(self.name) if isinstance(load, OwnData) else ""
         data = on_device(given, device, spec.dtype)
         zero = torch.zeros(1, dtype=torch.int64, device=device)
-        self._task = build_task(spec, device, data, origin=(zero + signed(spec.seed), zero + self.number))
+        origin = (zero + signed(spec.seed), zero + self.number)
+        self._task = build_task(spec, device, data, origin=origin, shares=True)
         self.model = self._task.model
         self._coded = CodedMessages(self.algorithm, self.model, spec.seed)
         own, policy = self._root / self.name, policy or ClientPolicy()
@@ -106,6 +108,8 @@ class ClientRuntime:
         m = cohort_size(spec.selection, spec.system, len(names))
         with arithmetic(self.model.precision):
             self._plan = choose_plan(deployment.engine, self._task, m)
+        if self.model.size * self.model.dtype.itemsize >= wire.LARGE:
+            trim_memory()  # what was needed to receive the message and to check the model
 
     @property
     def samples(self) -> int:

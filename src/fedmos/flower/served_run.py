@@ -58,6 +58,7 @@ class ServedRun(Run):
     """
 
     client_evaluation = ServedClientEvaluation
+    served = True
     _buffered: BufferedRounds | None = None
 
     def __init__(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
 
 from ..core.callback import Callback
 from ..core.history import Record
@@ -166,12 +167,15 @@ def _serve_part(serving: _Serving, manifest: DeploymentManifest, wait: float) ->
         return (kind if spec.buffer is None else BufferedFlowerBackend)(setting, outages, policy)
 
     manifest = replace(manifest, samples=base.sizes.tolist())
-    x = flat_model(spec, find_device(spec.device)).initial()
+
+    def initial() -> Tensor:
+        return flat_model(spec, find_device(spec.device), shares=True).initial()
+
     served = replace(
         spec,
         data=data,
         engine=deployment.engine,
-        out=ServedFolder(folder, deployment.config, members, spec, x),
+        out=ServedFolder(folder, deployment.config, members, spec, initial),
         resume=True,
         checkpoint_every=1,
         update_norms=spec.update_norms or _sees_updates(spec),
@@ -202,7 +206,7 @@ def _sees_updates(spec: RunSpec) -> bool:
 def _connect(serving: _Serving, manifest: DeploymentManifest, members: ClientMembership) -> ReplyCollector:
     """Set up the exchange of messages with the clients of a grid."""
     spec, deploy = serving.deployment.spec, serving.deployment.deploy
-    model = flat_model(spec, find_device(spec.device))
+    model = flat_model(spec, find_device(spec.device), shares=True)
     large = model.size * model.dtype.itemsize >= wire.LARGE
     channel = MessageChannel(PatientGrid(serving.grid), one_by_one=large)
     member_list, names = members.member_list, members.names

@@ -88,6 +88,13 @@ class SpooledVectors(Mapping[str, Tensor]):
         entry = self._entries[name]
         return entry.load() if isinstance(entry, _StoredVector) else entry
 
+    def stores(self, name: str) -> bool:
+        """Whether a vector is in a file, and is therefore read as a new tensor."""
+        return isinstance(self._entries[name], _StoredVector)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries  # without reading the vector
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 

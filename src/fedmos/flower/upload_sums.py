@@ -14,6 +14,7 @@ from ..engine.cohort import Cohort
 from ..engine.declaration import Declaration
 from ..engine.execution_plan import ExecutionPlan
 from ..engine.task import Task
+from .upload_spool import SpooledVectors
 
 Uploads = Mapping[str, Tensor]
 
@@ -56,6 +57,7 @@ class UploadSums:
                     _add_client(partial, found, row, uploads, {name: float(v[row]) for name, v in factors.items()})
             added = in_order(found, partial.summed, partial.like)
             total = added if total is None else [_plus(v, w) for v, w in zip(total, added, strict=True)]
+            del added, found  # before the next upload is read
         return partial, total or in_order({}, partial.summed, partial.like)
 
 
@@ -64,12 +66,18 @@ def _add_client(
 ) -> None:
     """Add factor · upload of one client to the sums of its block, and keep its rows."""
     for name, (upload, rule) in partial.rules.items():
-        v = uploads[upload].to(partial.x)
         if rule == "each":
-            partial.rows[name][row] = v
+            partial.rows[name][row] = uploads[upload].to(partial.x)
         else:
-            term = factors[name] * v
+            term = _scaled(uploads, upload, partial.x, factors[name])
             sums[name] = _plus(sums[name], term) if name in sums else term
+
+
+def _scaled(uploads: Uploads, name: str, like: Tensor, factor: float) -> Tensor:
+    """Return factor · upload, in the memory of an upload that was read for this."""
+    own = isinstance(uploads, SpooledVectors) and uploads.stores(name)
+    v = uploads[name].to(like)
+    return v.mul_(factor) if own else factor * v
 
 
 def _plus(total: Tensor, v: Tensor) -> Tensor:

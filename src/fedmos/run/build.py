@@ -16,7 +16,7 @@ from ..core.losses import PADDING, Loss
 from ..data.federated import FederatedData
 from ..engine.declaration import check_declaration
 from ..engine.inference import evaluation_mode, with_accepted_inputs
-from ..engine.malloc import keep_memory
+from ..engine.malloc import keep_memory, return_memory
 from ..engine.task import DeviceCache, Task, on_device
 from ..engine.task_check import check_fit
 from ..local.chain import radius_of
@@ -26,6 +26,9 @@ from .spec import RunSpec
 
 _log = logging.getLogger("fedmos")
 
+_LARGE = 2**20
+"""Parameters from which on a server returns freed memory to the system."""
+
 
 def build_task(
     spec: RunSpec,
@@ -33,14 +36,15 @@ def build_task(
     data: FederatedData,
     origin: tuple[Tensor, Tensor] | None = None,
     device_cache: DeviceCache | None = None,
+    shares: bool = False,
 ) -> Task:
     """Combine the model and the options of local training with data that is on the device already.
 
     `origin` holds the seed and the number of each client where `data` is a part of the federation. Frozen parameters
-    found in `device_cache` are not copied again.
+    found in `device_cache` are not copied again, and with `shares` no parameters are; see `FlatModel`.
     """
     task = Task(
-        model=flat_model(spec, device, data.layout, device_cache),
+        model=flat_model(spec, device, data.layout, device_cache, shares),
         data=data,
         loss=Loss(spec.loss),
         seed=spec.seed,
@@ -58,11 +62,15 @@ def build_task(
 
 
 def flat_model(
-    spec: RunSpec, device: torch.device, layout: InputLayout | None = None, copies: DeviceCache | None = None
+    spec: RunSpec,
+    device: torch.device,
+    layout: InputLayout | None = None,
+    copies: DeviceCache | None = None,
+    shares: bool = False,
 ) -> FlatModel:
     """Return the model of a run as a function of its parameters."""
     how = spec.dtype, spec.precision, spec.outputs, layout, copies, spec.has_client_statistics
-    return FlatModel(spec.trained_model, device, *how, spec.personal_names)
+    return FlatModel(spec.trained_model, device, *how, spec.personal_names, shares)
 
 
 @cache
@@ -123,18 +131,21 @@ def _balanced_positive(targets: Tensor) -> Tensor:
     return (1 - positive) / positive
 
 
-def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
+def prepare_task(spec: RunSpec, device_cache: DeviceCache | None, served: bool = False) -> Task:
     """Move model and data to the device, and check that the options fit together and the model fits the data.
 
     Args:
         spec: the options of the run.
         device_cache: samples and frozen parameters that other runs have copied to the device.
+        served: whether clients elsewhere train, and nothing changes the given model.
     """
     device = find_device(spec.device)
     check_precision(spec.precision, spec.dtype, device)
     check_declaration(spec.composed_algorithm)
     check_parts(spec)
-    if device.type == "cpu":
+    if served and sum(p.numel() for p in spec.model.parameters()) >= _LARGE:
+        return_memory()
+    elif device.type == "cpu":
         keep_memory()
     if (note := conversion_note(spec.model, spec.batchnorm)) is not None:
         _log.warning(note)
@@ -143,6 +154,6 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None) -> Task:
     if spec.personal_names and spec.evaluate_clients is None:
         _warn_of_initial_values(one_line(", ".join(spec.personal_names), 80))
     data = on_device(spec.data, device, spec.dtype, device_cache)
-    task = build_task(spec, device, data, device_cache=device_cache)
+    task = build_task(spec, device, data, device_cache=device_cache, shares=served)
     check_fit(task)
     return task

@@ -69,6 +69,8 @@ class Run:
     """How clients are evaluated (`evaluate_clients`)."""
     compares_cohorts = True
     """Whether the user's own methods are tried on a cohort and on single clients before the run."""
+    served = False
+    """Whether clients elsewhere train, and nothing changes the given model."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Run:
         """
         join()
         self.spec, self.rounds = spec, affordable_rounds(spec)
-        self.task = prepare_task(spec, device_cache)
+        self.task = prepare_task(spec, device_cache, self.served)
         self.ranks = Ranks.joined(self.task.model.device)
         metrics = run_metrics(spec, self.task, self.ranks, self.client_evaluation)
         self._target = check_target(spec.target, metrics.names)

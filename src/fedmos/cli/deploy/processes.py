@@ -26,14 +26,15 @@ def superlink(
     """
     require_flower()
     from ...flower.local.doctor import require_sound
+    from ...flower.local.environment import RETURNING_MEMORY
     from ...flower.local.installations import ServerInstallation, prepare
     from ...flower.local.programs import program_path
 
     installed = ServerInstallation.read(server)
     require_sound(installed, "superlink")
     program, *arguments = installed.superlink_command()
-    environment = prepare(installed)
-    os.execvpe(program_path(program), [program, *arguments, *context.args], dict(environment))
+    environment = RETURNING_MEMORY | prepare(installed)
+    os.execvpe(program_path(program), [program, *arguments, *context.args], environment)
 
 
 @app.command(context_settings=_FORWARDED)
@@ -46,6 +47,8 @@ def node(context: typer.Context) -> None:
     require_flower()
     program = Path(__file__).parents[2] / "flower" / "local" / "supernode.py"
     given, environment = _given(context, "CLIENT.toml"), dict(os.environ)
+    from ...flower.local.environment import RETURNING_MEMORY
+
     if given[0].endswith(".toml"):
         from ...flower.local.doctor import require_sound
         from ...flower.local.installations import ClientInstallation, prepare
@@ -53,7 +56,7 @@ def node(context: typer.Context) -> None:
         installed = ClientInstallation.read(Path(given.pop(0)))
         require_sound(installed, "node")
         given, environment = [*installed.node_arguments(), *given], dict(prepare(installed))
-    os.execve(sys.executable, [sys.executable, "-P", str(program), *given], environment)
+    os.execve(sys.executable, [sys.executable, "-P", str(program), *given], RETURNING_MEMORY | environment)
 
 
 @app.command(context_settings=_FORWARDED)

@@ -17,6 +17,10 @@ OFFLINE = {
 POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 """Variable for the seconds between a SuperExec's queries for tasks, from 0.01 to 60; 1 if not set."""
 
+RETURNING_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+"""Makes glibc return the memory of a piece of a message when it is freed; for a SuperLink and a SuperNode, which do not
+compute."""
+
 PID, LOG = "apps.pid", "apps.log"
 """Files in Flower's folder: the process id of the SuperExec, and its log if it is one of several."""
 

@@ -63,10 +63,15 @@ PATCHED = {
 """All names that this module replaces, as "module:attribute"."""
 
 
+def is_known(installed: str) -> bool:
+    """Whether a version of Flower is one that this module is written for."""
+    return ".".join(installed.split(".")[:2]) in KNOWN_VERSIONS
+
+
 def known_version() -> bool:
     """Whether the installed version of Flower is one that the accelerators are made for; logs a warning if not."""
     installed = version("flwr")
-    if ".".join(installed.split(".")[:2]) in KNOWN_VERSIONS:
+    if is_known(installed):
         return True
     _log.warning(
         "Flower %s is not one of the versions that fedmos accelerates (%s); the deployment works, more slowly, with "

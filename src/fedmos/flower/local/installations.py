@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,7 +146,7 @@ def read_installation(file: Path) -> ServerInstallation | ClientInstallation:
     return ClientInstallation.read(file) if is_client(read_table(file)) else ServerInstallation.read(file)
 
 
-def prepare(installed: ServerInstallation | ClientInstallation) -> Mapping[str, str]:
+def prepare(installed: ServerInstallation | ClientInstallation) -> dict[str, str]:
     """Make the folder of the state, let this process create private files, and return variables for its program."""
     os.umask(0o077)
     with storage_errors(f"make the folder {installed.state}", "make it as the user of this process"):

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from .certificates import Certificates, KeyPair, make_certificates, make_key, write_secret
 from .control import ControlClient, RunState
-from .environment import LOG, PID, flower_environment, flower_home
+from .environment import LOG, PID, RETURNING_MEMORY, flower_environment, flower_home
 from .process_group import ProcessGroup, wait_until
 
 HOST = "127.0.0.1"
@@ -124,10 +124,10 @@ class LocalDeployment:
     def command(self, name: str) -> tuple[list[str], dict[str, str]]:
         """Return the command line of a process, and its additional environment variables."""
         if name == SUPERLINK:
-            return self._superlink_command(), {}
+            return self._superlink_command(), RETURNING_MEMORY
         if name == SUPEREXEC:
             return self._superexec_command(), {"OMP_NUM_THREADS": self._threads}
-        return self._supernode_command(next(node for node in self.nodes if node.name == name)), {}
+        return self._supernode_command(next(node for node in self.nodes if node.name == name)), RETURNING_MEMORY
 
     def _superlink_command(self) -> list[str]:
         certificates = self.certificates

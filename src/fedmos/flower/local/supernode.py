@@ -3,8 +3,8 @@
     python supernode.py [--plain] --poll SECONDS --memory FILE ARGUMENTS OF flower-supernode...
 
 `flower_patches` explains the differences from `flower-supernode`. With `--plain`, and on a version of Flower that
-`flower_patches` does not know, the only one is that it ends when its connection has ended. The program is run as a file, so that a SuperNode does not import fedmos
-and PyTorch.
+`flower_patches` does not know, there are none, except that with `--plain` it ends when its connection has ended. The
+program is run as a file, so that a SuperNode does not import fedmos and PyTorch.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ def main() -> None:
     sys.argv = ["flower-supernode", *flower_options]
     with _load("exit_status").failure_if_refused(_REFUSED):
         program.load()()
-    # Flower leaves its loop after some errors of the connection. Its other threads would keep the process running.
-    print(_DISCONNECTED, file=sys.stderr, flush=True)
-    os._exit(1)
+    if patches.is_known(patches.version("flwr")):
+        # Flower leaves its loop after some errors of the connection. Its other threads would keep the process running.
+        print(_DISCONNECTED, file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 if __name__ == "__main__":

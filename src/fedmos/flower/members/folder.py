@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,22 @@ class ServedFolder(RunFolder):
         config: The configuration to store in it, if there is one.
         members: The clients of the run.
         spec: The options of the run.
-        x: The initial model.
+        initial: Returns the initial model.
     """
 
     def __init__(
-        self, path: Path, config: Mapping[str, Any] | None, members: ClientMembership, spec: RunSpec, x: Tensor
+        self,
+        path: Path,
+        config: Mapping[str, Any] | None,
+        members: ClientMembership,
+        spec: RunSpec,
+        initial: Callable[[], Tensor],
     ) -> None:
         super().__init__(path, config)
-        self._members, self._spec, self._x = members, spec, x
+        self._members, self._spec, self._initial = members, spec, initial
 
     def load_checkpoint(self, resume: bool) -> Snapshot | None:
         """Load the checkpoint to continue from, with the changes that were ordered since."""
         self.checkpoints.kept = self._members.keep_checkpoints
         snapshot = super().load_checkpoint(resume)
-        return self._members.enter(snapshot, self.checkpoints, self._spec, self._x)
+        return self._members.enter(snapshot, self.checkpoints, self._spec, self._initial())
