@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ import torch
 import fedmos as fm
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedmos[flower]'")
+from fedmos.core.flat_model import FlatModel
 from fedmos.flower import wire
+from fedmos.flower.channel import MessageChannel
 from fedmos.flower.upload_spool import SpooledVectors, UploadSpool
 from helpers.flower_network import carried
 from helpers.flower_runs import EVERYONE, SELECTORS, arguments, assert_same
@@ -58,6 +62,15 @@ def test_vectors_are_read_as_they_were_stored(tmp_path):
     assert not list(tmp_path.iterdir())  # files without names end with the process
 
 
+def test_names_of_stored_vectors_are_looked_up_without_reading_them(tmp_path, monkeypatch):
+    stored = UploadSpool(tmp_path).store({"a": torch.ones(2**20), "b": torch.ones(2)})
+    monkeypatch.setattr(UploadSpool, "read", lambda *given: pytest.fail("a vector is read"))
+    assert "a" in stored
+    assert "c" not in stored
+    assert stored.stores("a")
+    assert not stored.stores("b")
+
+
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only Linux lists the open files of a process there")
 def test_a_cohort_needs_one_open_file(tmp_path, small_is_large):
     """It can be larger than the number of files that a process may open, which is 1024 by default."""
@@ -86,6 +99,39 @@ def test_replies_to_a_large_model_are_pulled_one_by_one(deployed, small_is_large
     made.network.pull_messages = lambda ids: asked.append(len(list(ids))) or pull(ids)
     made.run()
     assert set(asked) == {1}
+
+
+def test_a_reply_is_not_held_while_the_next_one_is_pulled():
+    class Grid:
+        """Makes replies, and notes how many of the earlier ones are still there."""
+
+        def __init__(self) -> None:
+            self.made, self.held = [], []
+
+        def pull_messages(self, ids):
+            self.held.append(sum(made() is not None for made in self.made))
+            reply = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=ids[0]))
+            self.made.append(weakref.ref(reply))
+            return [reply]
+
+    grid = Grid()
+    for _, reply in MessageChannel(grid, one_by_one=True).pull(["1", "2", "3"]):
+        del reply
+    assert grid.held == [0, 0, 0]
+
+
+def test_a_deployment_has_the_given_model_in_memory_once(deployed):
+    """Server and clients share the memory of its parameters and leave their values as they are."""
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    model = FlatModel(module, torch.device("cpu"), torch.float32, shares=True)
+    assert [p.data_ptr() for p in model.trained] == [p.data_ptr() for p in module.parameters()]
+    assert model.initial().data_ptr() != model.trained[0].data_ptr()
+    given = arguments(selection=EVERYONE)
+    shape = given["data"].x.shape[1:]
+    given["model"] = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(shape.numel(), 10))
+    before = [p.detach().clone() for p in given["model"].parameters()]
+    assert_same(deployed(given).run(), fm.run(**given))
+    assert all(torch.equal(p, v) for p, v in zip(given["model"].parameters(), before, strict=True))
 
 
 def test_what_is_packed_is_carried():
