@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 from fedmos.cli.commands import app
 from fedmos.config import schema as config
 from fedmos.flower.local.app_template import write_app
-from fedmos.flower.local.environment import flower_environment
+from fedmos.flower.local.environment import RETURNING_MEMORY, flower_environment
+from fedmos.flower.local.local_deployment import LocalDeployment
 from fedmos.flower.local.process_group import ProcessGroup, wait_until
 from fedmos.flower.local.progress import DeploymentProgress
 from helpers import fresh
@@ -328,3 +329,9 @@ class TestForkingExecutor:
 
         wait_until(told, 60, "the report")
         assert reported == [(1, "The server app was ended by SIGKILL.")]
+
+
+def test_what_does_not_compute_returns_freed_memory(tmp_path):
+    made = LocalDeployment(tmp_path, ["a"])
+    assert made.command("superlink")[1] == made.command("node-0")[1] == RETURNING_MEMORY
+    assert not RETURNING_MEMORY.keys() & made.command("apps")[1].keys()
