@@ -19,7 +19,6 @@ from fedmos.cli.commands import app
 from fedmos.config import schema as config
 from fedmos.flower.local.app_template import write_app
 from fedmos.flower.local.environment import RETURNING_MEMORY, flower_environment
-from fedmos.flower.local.local_deployment import LocalDeployment
 from fedmos.flower.local.process_group import ProcessGroup, wait_until
 from fedmos.flower.local.progress import DeploymentProgress
 from helpers import fresh
@@ -332,6 +331,9 @@ class TestForkingExecutor:
 
 
 def test_what_does_not_compute_returns_freed_memory(tmp_path):
+    pytest.importorskip("cryptography")
+    from fedmos.flower.local.local_deployment import LocalDeployment
+
     made = LocalDeployment(tmp_path, ["a"])
     assert made.command("superlink")[1] == made.command("node-0")[1] == RETURNING_MEMORY
     assert not RETURNING_MEMORY.keys() & made.command("apps")[1].keys()
