@@ -33,6 +33,8 @@ import robust
 
 TUNING_SEED = 1000
 STEP_SIZES = (0.3, 0.1, 0.05, 0.02, 0.01)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""The device of studies with CIFAR-10."""
 HOPELESS = 0.3
 """Below this accuracy, a run for tuning ends early."""
 METHODS = {
@@ -52,7 +54,7 @@ class Curve(fm.Callback):
     """Test accuracy every few rounds, with megabytes and simulated seconds; ends the run at a target or a limit."""
 
     def __init__(self, study: Study, data: fm.FederatedData, rounds: int, tuning: bool, limit: float) -> None:
-        self.test = (data.inputs(data.test[0]), data.test[1])
+        self.test = (data.inputs(data.test[0]).to(study.device), data.test[1].to(study.device))
         self.every, self.target, self.unit = min(study.every, rounds), study.target, study.unit
         self.limit, self.trial = limit, 0.3 * study.rounds if tuning else float("inf")
         self.points: list[dict[str, float]] = []
@@ -62,7 +64,7 @@ class Curve(fm.Callback):
     def on_round(self, record: fm.Record, model: torch.nn.Module) -> None:
         self.rounds, self.bytes = record.round, self.bytes + record.bytes_up + record.bytes_down
         if record.round % self.every == 0:
-            x, y = self.test
+            (x, y), model = self.test, model.to(self.test[0].device)
             right = sum(
                 int((model(x[i : i + 1000]).argmax(1) == y[i : i + 1000]).sum()) for i in range(0, len(x), 1000)
             )
@@ -92,6 +94,8 @@ class Study:
     grid: tuple[dict[str, float], ...] = ({},)
     """Values beside the step size; step sizes are tried from the largest down for each."""
     step_sizes: tuple[float, ...] = STEP_SIZES
+    device: str = "cpu"
+    """Where it is trained."""
     every: int = 5
     target: float | None = None
     unit: str = "round"
@@ -111,6 +115,14 @@ def federation(name: str, clients: int, seed: int, classes: int, size: Any, unse
     return (
         fm.datasets.load(name).partition(scheme, clients=clients, seed=seed, holdout=0.25).split_clients(0.2, seed)[0]
     )
+
+
+@cache
+def images(clients: int, seed: int) -> fm.FederatedData:
+    """Return CIFAR-10 with two classes per client."""
+    normalize = fm.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    dataset = fm.datasets.load("cifar10").declare(normalize=normalize)
+    return dataset.partition(fm.partition.ByClass(classes=2), clients=clients, seed=seed)
 
 
 def codec_links() -> dict[str, dict[str, Any]]:
@@ -153,14 +165,20 @@ def asynchronous(method: str, variant: str, seed: int, tuned: Settings) -> dict[
     }
 
 
-PRIVATE_CLIENTS, PRIVATE_ROUNDS = 5000, 100
+def asynchronous_images(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+    """As `asynchronous`, with CIFAR-10, 100 clients and 10 local steps."""
+    changed = {"model": fm.models.lenet(seed=seed), "data": images(100, seed), "local_steps": 10}
+    return asynchronous(method, variant, seed, tuned) | changed | {"batch_size": 20}
+
+
+PRIVATE_CLIENTS, PRIVATE_ROUNDS, PRIVATE_IMAGES_ROUNDS = 5000, 100, 500
 DELTA = PRIVATE_CLIENTS**-1.1
 
 
 @cache
-def noise(epsilon: float) -> float:
+def noise(epsilon: float, rounds: int) -> float:
     selection = fm.Bernoulli(rate=100 / PRIVATE_CLIENTS)
-    how = {"rounds": PRIVATE_ROUNDS, "delta": DELTA, "selection": selection, "clients": PRIVATE_CLIENTS}
+    how = {"rounds": rounds, "delta": DELTA, "selection": selection, "clients": PRIVATE_CLIENTS}
     return 0.0 if epsilon == float("inf") else fm.privacy.plan(epsilon, **how)
 
 
@@ -171,7 +189,19 @@ def private(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, 
         "selection": fm.Bernoulli(rate=100 / PRIVATE_CLIENTS),
         "local_steps": 5,
         "batch_size": 10,
-        "privacy": fm.privacy.Gaussian(clip=tuned["clip"], noise_multiplier=noise(float(variant)), delta=DELTA),
+        "privacy": fm.privacy.Gaussian(
+            clip=tuned["clip"], noise_multiplier=noise(float(variant), PRIVATE_ROUNDS), delta=DELTA
+        ),
+    }
+
+
+def private_images(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+    """As `private`, with CIFAR-10, a convolutional network and 500 rounds."""
+    multiplier = noise(float(variant), PRIVATE_IMAGES_ROUNDS)
+    return private(method, variant, seed, tuned) | {
+        "model": fm.models.cnn_cifar(seed=seed),
+        "data": images(PRIVATE_CLIENTS, seed),
+        "privacy": fm.privacy.Gaussian(clip=tuned["clip"], noise_multiplier=multiplier, delta=DELTA),
     }
 
 
@@ -237,6 +267,27 @@ STUDIES = {
         every=10,
         scores=private_scores,
     ),
+    "asynchronous-cifar10": Study(
+        seeds=(0, 1, 2),
+        rounds=1500,
+        cost=jobs("FedAvg FedAvgM FedMoS FedHBM", {"synchronous": 100.0, "buffered": 100.0}),
+        settings=asynchronous_images,
+        device=DEVICE,
+        every=10,
+        target=0.6,
+        unit="seconds",
+    ),
+    "private-cifar10": Study(
+        seeds=(0, 1, 2),
+        rounds=PRIVATE_IMAGES_ROUNDS,
+        cost=jobs("FedAvg FedAvgM FedMoS FedHBM SCAFFOLD", {"2": 130.0, "8": 130.0, "inf": 130.0}),
+        settings=private_images,
+        grid=({"clip": 0.1}, {"clip": 0.3}, {"clip": 1.0}),
+        step_sizes=(0.3, 0.1, 0.03),
+        device=DEVICE,
+        every=50,
+        scores=private_scores,
+    ),
     "personal": Study(
         seeds=(0, 1, 2, 3, 4),
         rounds=100,
@@ -269,7 +320,7 @@ def one_run(
     found: dict[str, Any] = {"seed": seed, **tuned}
     try:
         algorithm = METHODS[method](lr=tuned["lr"])
-        common = {"rounds": rounds, "eval_every": 10**6, "seed": seed, "device": "cpu", "engine": "batched"}
+        common = {"rounds": rounds, "eval_every": 10**6, "seed": seed, "device": study.device, "engine": "batched"}
         result = fm.run(algorithm=algorithm, callbacks=[curve], progress=False, **common, **settings)
         found |= study.scores(result)
     except fm.DivergenceError:
@@ -316,8 +367,8 @@ def train(name: str, out: Path, processes: int) -> None:
     file = out / study_name / f"{method}-{variant}.json"
     made: dict[str, Any] = {"study": study_name, "method": method, "variant": variant, "tried": [], "runs": []}
     made |= {"torch": torch.__version__, "rounds": limited(study.rounds)}
-    if study_name == "private":
-        made["noise_multiplier"] = noise(float(variant))
+    if study_name.startswith("private"):
+        made["noise_multiplier"] = noise(float(variant), study.rounds)
     if file.exists():
         made |= {k: v for k, v in json.loads(file.read_text("utf-8")).items() if k in ("tried", "tuned", "runs")}
     if "tuned" not in made:
