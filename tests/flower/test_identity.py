@@ -151,6 +151,9 @@ def test_names_with_dots_have_folders_of_their_own(tmp_path, clock):
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["site.1", "site.2"]
 
 
+HOUR = 3600.0
+
+
 class OwnData:
     """A deployment whose server sees no samples."""
 
@@ -186,7 +189,7 @@ class OwnData:
 @pytest.mark.parametrize("claimed", [2**40, 5 * 10**7])
 def test_a_large_claim_is_refused(tmp_path, clock, caplog, claimed):
     """Before anything depends on it: no memory, no weight, no wider work for the others."""
-    made = OwnData(tmp_path, [20, 30, 25])
+    made = OwnData(tmp_path, [20, 30, 25], outage_limit=HOUR)
     made.claims["c"] = claimed
     with caplog.at_level(logging.WARNING, "fedmos"), pytest.raises((ValueError, RuntimeError, TimeoutError)):
         made.run()
@@ -208,7 +211,7 @@ def test_a_claim_out_of_proportion_needs_agreement(tmp_path, clock):
 
 
 def test_a_number_that_is_not_the_agreed_one(tmp_path, clock, caplog):
-    made = OwnData(tmp_path, [20, 30, 25], samples={"a": 20, "b": 31, "c": 25})
+    made = OwnData(tmp_path, [20, 30, 25], samples={"a": 20, "b": 31, "c": 25}, outage_limit=HOUR)
     with caplog.at_level(logging.WARNING, "fedmos"), pytest.raises((ValueError, RuntimeError, TimeoutError)):
         made.run()
     line = "client 'b' has 30 samples, and 31 are agreed in [deploy] samples; it is left out until both are equal"

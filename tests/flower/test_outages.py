@@ -143,7 +143,7 @@ def test_what_can_be_done_about_missing_clients(deployed, clock):
 
 def test_without_a_limit_the_run_waits_for_days(deployed, clock):
     made = deployed(arguments(rounds=2) | WHOLE, outage_limit="off")
-    cut(made, clock, list(made.network.nodes), in_round(1), 72 * HOUR)
+    cut(made, clock, list(made.network.nodes), in_round(1), 36 * HOUR)
     assert_same_model(made.run(), fm.run(**arguments(rounds=2)))
 
 
