@@ -1,6 +1,9 @@
 """The methods that are deployed on digits, and what the simulator makes of them."""
 
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import fedmos as fm
 from fedmos.config import schema as config
@@ -49,3 +52,11 @@ def configuration(method: str, rounds: int = 10, **changes: Any) -> config.RunCo
 
 def simulated(settings: config.RunConfig) -> fm.Result:
     return settings.run(settings.algorithm, settings.selection, settings.seed)
+
+
+def assert_same_bits(run: Path, settings: config.RunConfig) -> None:
+    """A deployed run without a late client or an abandoned round has the cohorts and the model of the simulator's."""
+    expected, found = simulated(settings), fm.Result.load(run)
+    assert [record.cohort for record in found.history] == [record.cohort for record in expected.history]
+    assert not any(record.late or record.abandoned for record in found.history)
+    assert torch.equal(found.params, expected.params)

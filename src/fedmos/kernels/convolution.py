@@ -27,15 +27,25 @@ vectorised = Switch("vectorised")
 """Whether layers on a CPU compute for a cohort; otherwise they call PyTorch's convolution."""
 
 
-class CohortConv2d(nn.Conv2d):
-    """A convolution with square kernel and stride that shares the parameters of the layer that it replaces."""
+class _Replacement(nn.Module):
+    """A layer that shares the parameters of the one that it replaces. Mixed into PyTorch's layers."""
 
-    def __init__(self, layer: nn.Conv2d, precision: str | None) -> None:
+    def __init__(self, layer: nn.Module, precision: str | None) -> None:
         nn.Module.__init__(self)
         self.__dict__ |= layer.__dict__ | {"_parameters": dict(layer._parameters)}
         self.narrow = precision == "bf16"
         self.products = "tf32" if precision else "tf32x3"
         """How our own kernels multiply float32: "tf32", or three tf32 products, which are as exact as float32."""
+
+    def convolve(self, x: Tensor, w: Tensor, stride: int, pad: int) -> Tensor:
+        """Return the convolution of images, without the bias."""
+        if self.narrow:
+            x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
+        return _convolution(x, w, stride, pad, self.products)
+
+
+class CohortConv2d(_Replacement, nn.Conv2d):
+    """A convolution with square kernel and stride."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu" and not (vectorised and self._is_large(x)):
@@ -43,9 +53,7 @@ class CohortConv2d(nn.Conv2d):
         w, stride, pad = self.weight, self.stride[0], int(self.padding[0])
         if x.device.type != "cpu":
             w, pad = without_unused_taps(x, w, stride, pad)
-        if self.narrow:
-            x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
-        y = _convolution(x, w, stride, pad, self.products)
+        y = self.convolve(x, w, stride, pad)
         return y if self.bias is None else y + self.bias[:, None, None]
 
     def _is_large(self, x: Tensor) -> bool:
@@ -54,22 +62,13 @@ class CohortConv2d(nn.Conv2d):
         return x.shape[0] * places * self.weight.numel() >= _LARGE
 
 
-class CohortConv1d(nn.Conv1d):
-    """A convolution of series on a GPU, as images of one row. It shares the parameters of the layer it replaces."""
-
-    def __init__(self, layer: nn.Conv1d, precision: str | None) -> None:
-        nn.Module.__init__(self)
-        self.__dict__ |= layer.__dict__ | {"_parameters": dict(layer._parameters)}
-        self.narrow = precision == "bf16"
-        self.products = "tf32" if precision else "tf32x3"
+class CohortConv1d(_Replacement, nn.Conv1d):
+    """A convolution of series on a GPU, as images of one row."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 3 or x.device.type == "cpu":
             return super().forward(x)
-        x, w = x.unsqueeze(-2), self.weight.unsqueeze(-2)
-        if self.narrow:
-            x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)
-        y = _convolution(x, w, self.stride[0], int(self.padding[0]), self.products).squeeze(-2)
+        y = self.convolve(x.unsqueeze(-2), self.weight.unsqueeze(-2), self.stride[0], int(self.padding[0])).squeeze(-2)
         return (y if self.bias is None else y + self.bias[:, None]).contiguous()
 
 

@@ -1,16 +1,12 @@
 """A network that delays and cuts connections, with real processes: no round is lost, the model is the simulator's."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
-
-import fedmos as fm
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
 from fedmos.flower.local.app_template import write_app
-from helpers.deploy_methods import configuration, simulated
+from helpers.deploy_methods import assert_same_bits, configuration
 from helpers.faulty_deployment import FaultyDeployment, Once
 from helpers.faulty_network import Cut, FaultyNetwork
 
@@ -41,13 +37,6 @@ def faulty(tmp_path, monkeypatch) -> Iterator[FaultyDeployment]:
     with FaultyNetwork(made.address, delay=0.005) as made.networks["node-1"]:
         yield made
         made.__exit__(None, None, None)
-
-
-def assert_same_bits(run: Path, settings) -> None:
-    expected, found = simulated(settings), fm.Result.load(run)
-    assert [record.cohort for record in found.history] == [record.cohort for record in expected.history]
-    assert not any(record.late or record.abandoned for record in found.history)
-    assert torch.equal(found.params, expected.params)
 
 
 @pytest.mark.deploy

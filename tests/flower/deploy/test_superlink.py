@@ -1,17 +1,15 @@
 """Faults of the SuperLink, of clocks and of clients' apps, with real processes: the model is the simulator's."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import torch
 
 import fedmos as fm
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'fedmos[flower]'")
 from fedmos.flower.local.app_template import write_app
 from fedmos.flower.local.process_group import wait_until
-from helpers.deploy_methods import configuration, simulated
+from helpers.deploy_methods import assert_same_bits, configuration
 from helpers.faulty_deployment import FaultyDeployment, Once
 
 CLIENTS, ROUNDS = 2, 5
@@ -31,13 +29,6 @@ def faulty(tmp_path) -> Iterator[FaultyDeployment]:
     made = FaultyDeployment(tmp_path / "processes", [str(i) for i in range(CLIENTS)])
     yield made
     made.__exit__(None, None, None)
-
-
-def assert_same_bits(run: Path, settings) -> None:
-    expected, found = simulated(settings), fm.Result.load(run)
-    assert [record.cohort for record in found.history] == [record.cohort for record in expected.history]
-    assert not any(record.late or record.abandoned for record in found.history)
-    assert torch.equal(found.params, expected.params)
 
 
 @pytest.mark.deploy
