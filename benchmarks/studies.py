@@ -6,7 +6,8 @@ python docs/comparison/build_studies.py runs/studies        # the tables of the 
 
 A job is a method with one variant (a codec, an ε, a server that waits or does not). It finds a step size on seed 1000,
 then trains the seeds of the study, `--processes` of them at once. A job whose file has some of its runs continues.
-Data sets are read from $FEDMOS_DATA. FEDMOS_STUDY_ROUNDS limits the rounds of all runs.
+With `--until`, no run starts after that time, in seconds since 1970 (`date +%s`). Data sets are read from $FEDMOS_DATA.
+FEDMOS_STUDY_ROUNDS limits the rounds of all runs.
 """
 
 from __future__ import annotations
@@ -167,11 +168,11 @@ def asynchronous(method: str, variant: str, seed: int, tuned: Settings) -> dict[
 
 def asynchronous_images(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
     """As `asynchronous`, with CIFAR-10, 100 clients and 10 local steps."""
-    changed = {"model": fm.models.lenet(seed=seed), "data": images(100, seed), "local_steps": 10}
+    changed = {"model": fm.models.cnn_cifar(seed=seed), "data": images(100, seed), "local_steps": 10}
     return asynchronous(method, variant, seed, tuned) | changed | {"batch_size": 20}
 
 
-PRIVATE_CLIENTS, PRIVATE_ROUNDS, PRIVATE_IMAGES_ROUNDS = 5000, 100, 500
+PRIVATE_CLIENTS, PRIVATE_ROUNDS, PRIVATE_IMAGES_ROUNDS = 5000, 100, 300
 DELTA = PRIVATE_CLIENTS**-1.1
 
 
@@ -196,7 +197,7 @@ def private(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, 
 
 
 def private_images(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
-    """As `private`, with CIFAR-10, a convolutional network and 500 rounds."""
+    """As `private`, with CIFAR-10 and a convolutional network."""
     multiplier = noise(float(variant), PRIVATE_IMAGES_ROUNDS)
     return private(method, variant, seed, tuned) | {
         "model": fm.models.cnn_cifar(seed=seed),
@@ -269,12 +270,13 @@ STUDIES = {
     ),
     "asynchronous-cifar10": Study(
         seeds=(0, 1, 2),
-        rounds=1500,
+        rounds=1200,
         cost=jobs("FedAvg FedAvgM FedMoS FedHBM", {"synchronous": 100.0, "buffered": 100.0}),
         settings=asynchronous_images,
+        step_sizes=(0.1, 0.05, 0.02, 0.01),
         device=DEVICE,
         every=10,
-        target=0.6,
+        target=0.5,
         unit="seconds",
     ),
     "private-cifar10": Study(
@@ -320,8 +322,11 @@ def one_run(
     found: dict[str, Any] = {"seed": seed, **tuned}
     try:
         algorithm = METHODS[method](lr=tuned["lr"])
+        precision = "tf32" if study.device == "cuda" else None
         common = {"rounds": rounds, "eval_every": 10**6, "seed": seed, "device": study.device, "engine": "batched"}
-        result = fm.run(algorithm=algorithm, callbacks=[curve], progress=False, **common, **settings)
+        result = fm.run(
+            algorithm=algorithm, precision=precision, callbacks=[curve], progress=False, **common, **settings
+        )
         found |= study.scores(result)
     except fm.DivergenceError:
         found["diverged"] = curve.rounds + 1
@@ -360,8 +365,8 @@ def tune(study: Study, method: str, variant: str, before: list[dict[str, Any]]) 
             best = now if best is None else max(best, now)
 
 
-def train(name: str, out: Path, processes: int) -> None:
-    """Train the runs of a job that its file lacks, and write the file after each."""
+def train(name: str, out: Path, processes: int, until: float) -> None:
+    """Train the runs of a job that its file lacks, and write the file after each; start none after `until`."""
     study_name, method, variant = name.split(":")
     study = STUDIES[study_name]
     file = out / study_name / f"{method}-{variant}.json"
@@ -376,19 +381,30 @@ def train(name: str, out: Path, processes: int) -> None:
         for run in tune(study, method, variant, before):
             made["tried"].append({k: v for k, v in run.items() if k != "curve"})
             write(file, made)
+            if time.time() > until:
+                return
         best = max(made["tried"], key=lambda run: key(study, variant, run))
         made["tuned"] = {"lr": best["lr"], **{k: best[k] for k in study.grid[0]}}
     seeds = [seed for seed in study.seeds if seed not in [run["seed"] for run in made["runs"]]]
+    for run in seed_runs(seeds, processes, until, study_name, method, variant, made["tuned"]):
+        made["runs"] = sorted([*made["runs"], run], key=lambda run: study.seeds.index(run["seed"]))
+        write(file, made)
+    if len(made["runs"]) == len(study.seeds):
+        write(file, made | {"complete": True})
+
+
+def seed_runs(seeds: list[int], processes: int, until: float, *job: Any) -> Iterator[dict[str, Any]]:
+    """Train seeds one after another, or several processes at once; start none after `until`."""
+    if processes == 1:
+        yield from filter(None, (seed_run(seed, until, *job) for seed in seeds))
+        return
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        futures = [pool.submit(seed_run, study_name, method, variant, seed, made["tuned"]) for seed in seeds]
-        for future in as_completed(futures):
-            made["runs"] = sorted([*made["runs"], future.result()], key=lambda run: study.seeds.index(run["seed"]))
-            write(file, made)
-    write(file, made | {"complete": True})
+        futures = [pool.submit(seed_run, seed, until, *job) for seed in seeds]
+        yield from filter(None, (future.result() for future in as_completed(futures)))
 
 
-def seed_run(study: str, method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
-    return one_run(STUDIES[study], method, variant, seed, tuned)
+def seed_run(seed: int, until: float, study: str, method: str, variant: str, tuned: Settings) -> dict[str, Any] | None:
+    return one_run(STUDIES[study], method, variant, seed, tuned) if time.time() <= until else None
 
 
 def train_robust(attack_name: str, out: Path) -> None:
@@ -446,6 +462,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="studies to list, or jobs to train")
     parser.add_argument("--out", type=Path, default=Path("runs/studies"))
     parser.add_argument("--processes", type=int, default=1, help="seeds to train at once")
+    parser.add_argument("--until", type=float, default=float("inf"), help="start no run after this time")
     given = parser.parse_args()
     if given.command == "list":
         if unknown := set(given.names) - {*STUDIES, "robust"}:
@@ -455,7 +472,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in given.names:
         train_robust(name.split(":", 1)[1], given.out) if name.startswith("robust:") else train(
-            name, given.out, given.processes
+            name, given.out, given.processes, given.until
         )
 
 

@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
-# The comparisons of examples/mnist_codecs.toml and examples/cifar10_codecs.toml, side by side, in the background.
+# Comparisons of codecs in the background, side by side: codec_study.sh [NAME …], default mnist_codecs cifar10_codecs, each
+# examples/NAME.toml with eight runs at a time.
 set -euo pipefail
-cp -r . /tmp/tree 2>/dev/null || true
-mkdir -p /tmp/results /tmp/data
-cp .carry/small/*.npz /tmp/data/
-cd /tmp/tree
-export PYTHONPATH=src:.carry/cli FEDMOS_DATA=/tmp/data PYTHONUNBUFFERED=1
+tree=/tmp/tree-codecs
+mkdir -p "$tree" /tmp/results /tmp/data /tmp/mps
+cp -r src examples benchmarks .carry/cli "$tree"
+[ ! -d .carry/small ] || cp -n .carry/small/*.npz /tmp/data/
+cd "$tree"
+[ $# -gt 0 ] || set -- mnist_codecs cifar10_codecs
+export PYTHONPATH=src:cli FEDMOS_DATA=/tmp/data PYTHONUNBUFFERED=1 NAMES="$*"
+export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps
+nvidia-cuda-mps-control -d || echo "no MPS: processes take turns"
 setsid bash -c '
-    python3 -m fedmos compare examples/mnist_codecs.toml --out /tmp/mnist_codecs > /tmp/results/mnist_codecs.log 2>&1 &
-    [ -e /tmp/data/cifar10.npz ] &&
-        python3 -m fedmos compare examples/cifar10_codecs.toml --out /tmp/cifar10_codecs > /tmp/results/cifar10_codecs.log 2>&1 &
-    wait
-    for name in mnist_codecs cifar10_codecs; do
+    compared() {
+        python3 benchmarks/device/compare.py "examples/$1.toml" "/tmp/$1" --set precision=\"tf32\" > "/tmp/results/$1.log" 2>&1
         for file in table.json table.md table.csv report.html; do
-            [ -e "/tmp/$name/$file" ] && cp "/tmp/$name/$file" "/tmp/results/$name-$file"
+            [ ! -e "/tmp/$1/$file" ] || cp "/tmp/$1/$file" "/tmp/results/$1-$file"
         done
-    done
+    }
+    for name in $NAMES; do compared "$name" & done
+    wait
     touch /tmp/results/done
 ' > /dev/null 2>&1 &
 echo started

@@ -5,6 +5,7 @@
 # evaluation. Then benchmarks/pfllib.py time and, with .carry/pfllib, PFLlib's own code are timed one after another, in at
 # most five minutes, into /tmp/results/pfllib-times.txt (FEDMOS_PFLLIB_TIMES=0 leaves them out).
 # FEDMOS_PFLLIB_PROCESSES: runs at a time, default 14, which is all of them.
+# FEDMOS_PFLLIB_ROUNDS: rounds of all methods but FedAvg and FedProx, whose accuracy rises longest; default 2000.
 # FEDMOS_PFLLIB_ARGS="--rounds 2 --images 2000 --eval-every 1" tries everything out.
 set -euo pipefail
 export MINUTES="${1:-8}" PYTHON="${PYTHON:-python3}" PROCESSES="${FEDMOS_PFLLIB_PROCESSES:-14}"
@@ -15,8 +16,9 @@ mkdir -p "$tree/.carry" /tmp/results/pfllib /tmp/mps /tmp/data
 cp -r src benchmarks "$tree"
 [ ! -d .carry/pfllib ] || cp -r .carry/pfllib "$tree/.carry/"
 [ ! -d .carry/small ] || cp -n .carry/small/fmnist.npz /tmp/data/ || true
-printf '%s\n' "${splits[@]/%/:FedAvg}" "${splits[@]/%/:FedProx}" "${splits[@]/%/:SCAFFOLD}" "${splits[@]/%/:Ditto}" \
-    "${splits[@]/%/:FedRep}" "${splits[@]/%/:FedPer}" "${splits[@]/%/:Local}" > /tmp/jobs-pfllib
+for job in FedAvg FedProx {Ditto,FedRep,SCAFFOLD,FedPer,Local}:"${FEDMOS_PFLLIB_ROUNDS:-2000}"; do
+    printf '%s\n' "${splits[@]/%/:$job}"
+done > /tmp/jobs-pfllib
 export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps PYTHONUNBUFFERED=1 PYTHONPATH=src
 export FEDMOS_DATA="${FEDMOS_DATA:-/tmp/data}" FEDMOS_ENGINE="${FEDMOS_ENGINE:-compiled}"
 export OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
