@@ -73,6 +73,7 @@ def blanks(monkeypatch):
     [
         "niid-bench/two-labels",
         "niid-bench/dirichlet",
+        "niid-bench/quantity",
         pytest.param("fl-simulator/dirichlet-0_6", marks=pytest.mark.extended),
         pytest.param("fl-simulator/momentum-0_1", marks=pytest.mark.extended),
         "pfllib/pathological",
