@@ -371,7 +371,7 @@ def train(name: str, out: Path, processes: int, until: float) -> None:
     study = STUDIES[study_name]
     file = out / study_name / f"{method}-{variant}.json"
     made: dict[str, Any] = {"study": study_name, "method": method, "variant": variant, "tried": [], "runs": []}
-    made |= {"torch": torch.__version__, "rounds": limited(study.rounds)}
+    made |= {"torch": torch.__version__, "rounds": limited(study.rounds), "target": study.target}
     if study_name.startswith("private"):
         made["noise_multiplier"] = noise(float(variant), study.rounds)
     if file.exists():

@@ -14,9 +14,8 @@ nvidia-cuda-mps-control -d || echo "no MPS: processes take turns"
 setsid bash -c '
     compared() {
         python3 benchmarks/device/compare.py "examples/$1.toml" "/tmp/$1" --set precision=\"tf32\" > "/tmp/results/$1.log" 2>&1
-        for file in table.json table.md table.csv report.html; do
-            [ ! -e "/tmp/$1/$file" ] || cp "/tmp/$1/$file" "/tmp/results/$1-$file"
-        done
+        [ ! -e "/tmp/$1/table.json" ] || (mkdir -p "/tmp/results/$1" && cd "/tmp/$1" &&
+            cp --parents -t "/tmp/results/$1" table.* report.html comparison.toml runs/*/metrics.jsonl)
     }
     for name in $NAMES; do compared "$name" & done
     wait

@@ -3,16 +3,21 @@
 bash benchmarks/device/cpu_studies.sh                                # or: python benchmarks/studies.py train JOB …
 python docs/comparison/build_studies.py [runs/studies] [--print]     # adds the runs in this folder to the JSON
 
-A page has a table between `<!-- study: NAME -->` and `<!-- end -->`. With --print, tables are printed and no file
-changes.
+fedmos compare examples/cifar10_codecs.toml --out runs/cifar10_codecs
+python docs/comparison/build_studies.py --codecs-cifar10 runs/cifar10_codecs/table.json
+
+A page has a table between `<!-- study: NAME -->` and `<!-- end -->`, and a sentence on rounds, seeds and noise between
+`<!-- setting: NAME -->` and `<!-- end -->`. With --print, tables are printed and no file changes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,19 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def main() -> None:
-    folders = [name for name in sys.argv[1:] if not name.startswith("--")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="results of benchmarks/studies.py")
+    parser.add_argument("--codecs-cifar10", type=Path, metavar="TABLE.JSON", help="of examples/cifar10_codecs.toml")
+    parser.add_argument("--print", action="store_true", help="print the tables, and change no file")
+    given = parser.parse_args()
     numbers = json.loads(NUMBERS.read_text("utf-8")) if NUMBERS.exists() else {}
-    for file in sorted(Path(folders[0]).glob("*/*.json")) if folders else ():
+    for file in sorted(given.folder.glob("*/*.json")) if given.folder else ():
         add(numbers, json.loads(file.read_text("utf-8")))
-    if "--print" in sys.argv:
+    if given.codecs_cifar10:
+        numbers["codecs-cifar10"] = compared(given.codecs_cifar10)
+    if given.print:
         for name in TABLES:
-            print(f"{name}\n\n{markdown(*TABLES[name](numbers))}\n")
+            print(f"{name}\n\n{written(name, numbers)}\n")
         return
     NUMBERS.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n", "utf-8")
     for page in sorted(DOCS.glob("*.md")):
@@ -45,14 +56,14 @@ def add(numbers: dict[str, Any], job: Numbers) -> None:
         return
     kept = {k: v for k, v in job.items() if k not in ("study", "method", "variant", "runs", "tried")}
     kept["tried"] = [{k: run[k] for k in ("lr", "clip") if k in run} for run in job["tried"]]
-    kept["runs"] = [short(run) for run in job["runs"]]
+    kept["runs"] = [short(run, {0.9, 0.95, job["target"]} - {None}) for run in job["runs"]]
     numbers.setdefault(job["study"], {}).setdefault(job["method"], {})[job["variant"]] = kept
 
 
-def short(run: Numbers) -> dict[str, Any]:
-    """Return a run with the points where its curve reaches 90 and 95 %, in place of the curve."""
+def short(run: Numbers, levels: Iterable[float]) -> dict[str, Any]:
+    """Return a run with the points where its curve reaches these levels, in place of the curve."""
     found = {k: v for k, v in run.items() if k not in ("curve", "reached", "lr", "clip")}
-    for level in (0.9, 0.95):
+    for level in levels:
         point = next((p for p in run["curve"] if p["accuracy"] >= level), None)
         if point is not None:
             found[f"to {level}"] = {k: v for k, v in point.items() if k != "accuracy"}
@@ -60,14 +71,90 @@ def short(run: Numbers) -> dict[str, Any]:
     return found
 
 
+def compared(file: Path) -> dict[str, Any]:
+    """Return the jobs of a comparison of methods with codecs, labelled "METHOD, CODEC", from its table.json.
+
+    Rounds come from the comparison.toml beside it, best accuracies and megabytes of whole runs from the folders of runs
+    there, if these exist.
+    """
+    table, plan = json.loads(file.read_text("utf-8")), file.with_name("comparison.toml")
+    common = {"target": table["target"], "tried": []}
+    if plan.exists():
+        common["rounds"] = tomllib.loads(plan.read_text("utf-8"))["rounds"]
+    found: dict[str, Any] = {}
+    for number, row in enumerate(table["methods"]):
+        runs = []
+        for i, seed in enumerate(row["seeds"]):
+            own = {name: values[i] for name, values in row["per_seed"].items() if values[i] is not None}
+            run = {"seed": seed} | ({"accuracy": own["final"]} if "final" in own else {})
+            if "rounds" in own:
+                run[f"to {table['target']}"] = {"round": own["rounds"], "mb": own["megabytes"]}
+            if seed in row["ended_early"]:
+                run["diverged"] = True
+            runs.append(run | whole(file.parent / "runs" / f"{number}-lr{row['step_size']:g}-seed{seed}"))
+        method, codec = row["method"].split(", ")
+        job = common | {"tuned": {"lr": row["step_size"]}, "runs": runs}
+        found.setdefault(method, {})[codec.replace(" ", "-")] = job
+    return found
+
+
+def whole(folder: Path) -> dict[str, float]:
+    """Return the best accuracy and the megabytes of all rounds from the folder of a run, if it exists."""
+    file = folder / "metrics.jsonl"
+    if not file.exists():
+        return {}
+    records = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    accuracies = [r["accuracy"] for r in records if r["accuracy"] is not None]
+    best = {"best": max(accuracies)} if accuracies else {}
+    return best | {"mb": sum(r["bytes_up"] + r["bytes_down"] for r in records) / 1e6}
+
+
 def filled(page: str, numbers: Numbers) -> str:
-    """Return the page with its tables made anew."""
-    for name, table in TABLES.items():
-        mark = f"<!-- study: {name} -->\n"
-        if mark in page:
-            before, rest = page.split(mark, 1)
-            page = f"{before}{mark}{markdown(*table(numbers))}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
+    """Return the page with its tables and the sentences on their runs made anew."""
+    for name in TABLES:
+        for kind, text in (("study", written), ("setting", setting)):
+            mark = f"<!-- {kind}: {name} -->\n"
+            if mark in page:
+                before, rest = page.split(mark, 1)
+                page = f"{before}{mark}{text(name, numbers)}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}"
     return page
+
+
+def written(name: str, numbers: Numbers) -> str:
+    headings, rows = TABLES[name](numbers)
+    return markdown(headings, rows) if rows else "Not run."
+
+
+def setting(name: str, numbers: Numbers) -> str:
+    """Return a sentence on the rounds, the seeds and the noise of a study's runs; empty without runs."""
+    found = measured_jobs(numbers, name)
+    if not found:
+        return ""
+    seeds = either(len(job["runs"]) for _, job in found)
+    text = f"{seeds} {'seed' if seeds == '1' else 'seeds'}."
+    if rounds := either(job["rounds"] for _, job in found if "rounds" in job):
+        text = f"{'At most ' if found[0][1]['target'] else ''}{rounds} rounds a run, {text}"
+    if noise := {float(variant): job["noise_multiplier"] for variant, job in found if job.get("noise_multiplier")}:
+        text += f" z is {' and '.join(f'{noise[e]:.3f} for ε = {e:g}' for e in sorted(noise))}."
+    return text
+
+
+def either(values: Iterable[int]) -> str:
+    return " or ".join(str(value) for value in sorted(set(values)))
+
+
+def measured_jobs(numbers: Numbers, study: str) -> list[tuple[str, Numbers]]:
+    """Return the jobs of a study that have runs, with their variants."""
+    methods = numbers.get(study, {}).values()
+    return [(variant, job) for variants in methods for variant, job in variants.items() if job.get("runs")]
+
+
+def target(numbers: Numbers, study: str) -> float:
+    """Return the accuracy that all jobs of a study train to."""
+    targets: set[float] = {job["target"] for _, job in measured_jobs(numbers, study)}
+    if len(targets) != 1:
+        raise ValueError(f"{study}: all jobs must have the same target, got {sorted(targets)}")
+    return targets.pop()
 
 
 def measured_rows(rows: list[list[str]]) -> list[list[str]]:
@@ -90,10 +177,12 @@ def spread(values: Sequence[float], form: str, factor: float = 1.0) -> str:
 
 
 def step_size(job: Numbers) -> str:
-    """Return the step size that was chosen, and whether it is at the end of those tried."""
+    """Return the step size of a job, and whether it is at the end of those tried."""
     if "tuned" not in job:
         return "not run"
     lr, tried = job["tuned"]["lr"], [run["lr"] for run in job["tried"]]
+    if not tried:
+        return f"{lr:g}"
     edge = " (smallest tried)" if lr == min(tried) else " (largest tried)" if lr == max(tried) else ""
     return f"{lr:g}{edge}"
 
@@ -125,46 +214,63 @@ CODECS = {
 }
 
 
-def codecs(numbers: Numbers) -> Table:
-    rows = []
+def codecs(numbers: Numbers, study: str, more: Mapping[str, Callable[[Numbers], str]]) -> Table:
+    """Return rounds and megabytes to the target, and `more` columns."""
+    if not measured_jobs(numbers, study):
+        return [], []
+    rows, level = [], target(numbers, study)
     for method in ("FedAvg", "FedMoS", "FedHBM", "SCAFFOLD"):
-        jobs = numbers.get("codecs", {}).get(method, {})
+        jobs = numbers[study].get(method, {})
         for variant, title in CODECS.items():
             job = jobs.get(variant, {})
-            measured = [to_level(job, 0.95, unit, ".0f") for unit in ("round", "mb")]
-            fewer = ratio(jobs.get("plain", {}), job)
-            rows.append([f"{method}, {title}", step_size(job), *measured, fewer, to_level(job, 0.9, "mb", ".0f")])
-    headings = ["method, codec", "step size", "rounds to 95 %", "MB to 95 %", "× fewer MB", "MB to 90 %"]
-    return headings, measured_rows(rows)
+            measured = [to_level(job, level, unit, ".0f") for unit in ("round", "mb")]
+            fewer = ratio(jobs.get("plain", {}), job, level)
+            rows.append(
+                [f"{method}, {title}", step_size(job), *measured, fewer, *(cell(job) for cell in more.values())]
+            )
+    headings = ["method, codec", "step size", f"rounds to {percent(level)}", f"MB to {percent(level)}", "× fewer MB"]
+    return [*headings, *more], measured_rows(rows)
 
 
-def ratio(plain: Numbers, coded: Numbers) -> str:
-    """Return how many times fewer megabytes the coded runs need to 95 %, of the means over seeds."""
+def percent(level: float) -> str:
+    return f"{100 * level:g} %"
+
+
+def ratio(plain: Numbers, coded: Numbers, level: float) -> str:
+    """Return how many times fewer megabytes the coded runs need to an accuracy, of the means over seeds."""
     means = []
     for job in (plain, coded):
-        values = [run["to 0.95"]["mb"] for run in job.get("runs", []) if "to 0.95" in run]
+        values = [run[f"to {level}"]["mb"] for run in job.get("runs", []) if f"to {level}" in run]
         if not values or len(values) < len(job["runs"]):
             return "–"
         means.append(statistics.fmean(values))
     return f"{means[0] / means[1]:.1f}"
 
 
-def asynchronous(numbers: Numbers) -> Table:
-    rows = []
+def of_whole_runs(job: Numbers, name: str, form: str, factor: float = 1.0) -> str:
+    """Return a number of runs of which the folders were read."""
+    values = [run[name] for run in job.get("runs", []) if name in run]
+    return spread(values, form, factor) if values else "–"
+
+
+def asynchronous(numbers: Numbers, study: str) -> Table:
+    if not measured_jobs(numbers, study):
+        return [], []
+    rows, level = [], target(numbers, study)
     for method in ("FedAvg", "FedAvgM", "FedAvgM(β=0.5)", "FedMoS", "FedHBM"):
         for variant in ("synchronous", "buffered"):
-            job = numbers.get("asynchronous", {}).get(method, {}).get(variant, {})
+            job = numbers[study].get(method, {}).get(variant, {})
             units = [("seconds", ".1f"), ("round", ".0f"), ("mb", ".0f")]
-            measured = [to_level(job, 0.9, unit, form) for unit, form in units]
+            measured = [to_level(job, level, unit, form) for unit, form in units]
             rows.append([f"{method}, {variant}", step_size(job), *measured])
-    headings = ["method", "step size", "simulated seconds to 90 %", "server steps to 90 %", "MB to 90 %"]
-    return headings, measured_rows(rows)
+    headings = [f"{unit} to {percent(level)}" for unit in ("simulated seconds", "server steps", "MB")]
+    return ["method", "step size", *headings], measured_rows(rows)
 
 
-def private(numbers: Numbers) -> Table:
+def private(numbers: Numbers, study: str) -> Table:
     rows = []
     for method in ("FedAvg", "FedAvgM", "FedMoS", "FedHBM", "SCAFFOLD"):
-        jobs = numbers.get("private", {}).get(method, {})
+        jobs = numbers.get(study, {}).get(method, {})
         row = [method]
         for epsilon in ("2", "8", "inf"):
             job = jobs.get(epsilon, {})
@@ -235,9 +341,20 @@ def of_rule(runs: Sequence[Numbers], rule: str, name: str, form: str) -> str:
 
 
 TABLES: dict[str, Callable[[Numbers], Table]] = {
-    "codecs": codecs,
-    "asynchronous": asynchronous,
-    "private": private,
+    "codecs": partial(codecs, study="codecs", more={"MB to 90 %": lambda job: to_level(job, 0.9, "mb", ".0f")}),
+    "codecs-cifar10": partial(
+        codecs,
+        study="codecs-cifar10",
+        more={
+            "MB of the whole run": lambda job: of_whole_runs(job, "mb", ".0f"),
+            "best accuracy, %": lambda job: of_whole_runs(job, "best", ".1f", 100),
+            "final accuracy, %": lambda job: score(job, "accuracy"),
+        },
+    ),
+    "asynchronous": partial(asynchronous, study="asynchronous"),
+    "asynchronous-cifar10": partial(asynchronous, study="asynchronous-cifar10"),
+    "private": partial(private, study="private"),
+    "private-cifar10": partial(private, study="private-cifar10"),
     "personal": personal,
     "robust": robust,
 }

@@ -147,6 +147,53 @@ def test_tables_of_studies_are_those_of_their_numbers():
     assert any(build["filled"](page, numbers) != page for page in filled)
 
 
+def test_tables_of_studies_with_cifar10():
+    build = runpy.run_path(str(DOCS / "comparison" / "build_studies.py"))
+    numbers = {}
+    for name in ("asynchronous-cifar10", "private-cifar10", "codecs-cifar10"):
+        assert build["written"](name, numbers) == "Not run."
+        assert build["setting"](name, numbers) == ""
+    tried = [{"lr": 0.1, "clip": 0.3}, {"lr": 0.3, "clip": 1.0}]
+    point = {"round": 20, "accuracy": 0.7, "mb": 4.0, "seconds": 2.5}
+    job = {"method": "FedMoS", "rounds": 30, "tried": tried, "tuned": tried[0]}
+    job["runs"] = [{"seed": 0, "curve": [point], "accuracy": 0.7, "reached": point}]
+    build["add"](numbers, job | {"study": "asynchronous-cifar10", "variant": "buffered", "target": 0.65})
+    noisy = {"variant": "8", "target": None, "noise_multiplier": 0.51}
+    build["add"](numbers, job | {"study": "private-cifar10"} | noisy)
+    table = build["written"]("asynchronous-cifar10", numbers)
+    assert "| simulated seconds to 65 % | server steps to 65 % | MB to 65 % |" in table
+    assert "| FedMoS, buffered | 0.1 (smallest tried) | 2.5 | 20 | 4 |" in table
+    assert build["setting"]("asynchronous-cifar10", numbers) == "At most 30 rounds a run, 1 seed."
+    assert "| FedMoS | not run | not run | 70.0 | 0.1*, 0.3* |" in build["written"]("private-cifar10", numbers)
+    assert build["setting"]("private-cifar10", numbers) == "30 rounds a run, 1 seed. z is 0.510 for ε = 8."
+
+
+def test_the_table_of_a_comparison_of_codecs(tmp_path):
+    build = runpy.run_path(str(DOCS / "comparison" / "build_studies.py"))
+    row = {"step_size": 0.05, "seeds": [0], "ended_early": []}
+    rows = [
+        row | {"method": f"FedAvg, {codec}", "per_seed": {"rounds": [20], "megabytes": [mb], "final": [0.71]}}
+        for codec, mb in (("plain", 80.0), ("4 bits", 16.0))
+    ]
+    lost = {"rounds": [None], "megabytes": [None], "final": [0.1]}
+    rows.append(row | {"method": "FedAvg, 8 bits", "per_seed": lost, "ended_early": [0]})
+    (tmp_path / "table.json").write_text(json.dumps({"target": 0.7, "methods": rows}), "utf-8")
+
+    def table():
+        return build["written"]("codecs-cifar10", {"codecs-cifar10": build["compared"](tmp_path / "table.json")})
+
+    assert (
+        "| FedAvg, 8 bits | 0.05 | 0 of 1 runs reach it | 0 of 1 runs reach it | – | – | – | 10.0 (1 of 1 div"
+        in table()
+    )
+    assert "| FedAvg, 4 bits | 0.05 | 20 | 16 | 5.0 | – | – | 71.0 |" in table()
+    folder = tmp_path / "runs" / "1-lr0.05-seed0"
+    folder.mkdir(parents=True)
+    records = [{"bytes_up": 8e6, "bytes_down": 8e6, "accuracy": value} for value in (None, 0.75, 0.71)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records), "utf-8")
+    assert "| FedAvg, 4 bits | 0.05 | 20 | 16 | 5.0 | 48 | 75.0 | 71.0 |" in table()
+
+
 def test_the_report_of_the_comparison_has_its_numbers():
     folder = DOCS / "comparison"
     report = (folder / "report.html").read_text("utf-8")
