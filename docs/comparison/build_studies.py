@@ -54,10 +54,21 @@ def add(numbers: dict[str, Any], job: Numbers) -> None:
     if job["study"] == "robust":
         numbers.setdefault("robust", {})[job["attack"]] = {"rounds": job["rounds"], "runs": job["runs"]}
         return
+    if job["study"] == "private-pfl":
+        add_private_pfl(numbers.setdefault("private-pfl", {}), job)
+        return
     kept = {k: v for k, v in job.items() if k not in ("study", "method", "variant", "runs", "tried")}
     kept["tried"] = [{k: run[k] for k in ("lr", "clip") if k in run} for run in job["tried"]]
     kept["runs"] = [short(run, {0.9, 0.95, job["target"]} - {None}) for run in job["runs"]]
     numbers.setdefault(job["study"], {}).setdefault(job["method"], {})[job["variant"]] = kept
+
+
+def add_private_pfl(runs: dict[str, Any], run: Numbers) -> None:
+    """Add a run on all images that `benchmarks/private_pfl.py` or pfl's job wrote, unless a longer one is known."""
+    name = " ".join(str(run[k]) for k in ("code", "split", "epsilon", "method", "seed"))
+    name += " timed" if run["timed"] else ""
+    if run["images"] == 50_000 and "last" in run and run["rounds"] >= runs.get(name, run)["rounds"]:
+        runs[name] = {k: v for k, v in run.items() if k not in ("study", "accuracy")}
 
 
 def short(run: Numbers, levels: Iterable[float]) -> dict[str, Any]:
@@ -163,6 +174,8 @@ def measured_rows(rows: list[list[str]]) -> list[list[str]]:
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return "Not run."
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -290,6 +303,37 @@ def tuned_pair(job: Numbers) -> str:
     return ", ".join(found)
 
 
+def private_pfl(numbers: Numbers) -> Table:
+    """The accuracy after the last round, by pfl's code and here, and seconds a round of runs that were timed alone."""
+    runs = numbers.get("private-pfl", {}).values()
+    rows = []
+    for split, title in {"iid": "IID", "dirichlet": "Dirichlet 0.1"}.items():
+        for epsilon in sorted({run["epsilon"] for run in runs}, key=lambda e: e or float("inf")):
+            for method in ("FedAvg", "FedAvgM", "FedMoS"):
+                key = (split, epsilon, method)
+                chosen = [run for run in runs if (run["split"], run["epsilon"], run["method"]) == key]
+                by = {code: [run for run in chosen if run["code"] == code] for code in ("pfl", "fedmos")}
+                cells = [*map(last_accuracy, by.values()), *map(timed_round, by.values())]
+                if chosen:
+                    rows.append([f"{title}, {method}", "none" if epsilon is None else f"{epsilon:g}", *cells])
+    names = ("pfl: accuracy, % (seeds)", "fedmos: accuracy, % (seeds)", "pfl: s a round", "fedmos: s a round")
+    return ["split, method", "ε", *names], rows
+
+
+def last_accuracy(runs: Sequence[Numbers]) -> str:
+    """Return the accuracy after the last round, and how far runs came that ended early."""
+    runs = [run for run in runs if not run["timed"]]
+    text = spread([run["last"] for run in runs], ".1f", 100)
+    early = [run["rounds"] for run in runs if run["rounds"] < run["planned"]]
+    return " ".join(
+        [text, f"({len(runs)})" * bool(runs), f"ended after {min(early, default=0):,}" * bool(early)]
+    ).strip()
+
+
+def timed_round(runs: Sequence[Numbers]) -> str:
+    return spread([run["seconds_per_round"] for run in runs if run["timed"] and run["seconds_per_round"]], ".4f")
+
+
 def personal(numbers: Numbers) -> Table:
     names = ("finetuned_accuracy", "unseen_accuracy", "unseen_finetuned_accuracy")
     rows = []
@@ -355,6 +399,7 @@ TABLES: dict[str, Callable[[Numbers], Table]] = {
     "asynchronous-cifar10": partial(asynchronous, study="asynchronous-cifar10"),
     "private": partial(private, study="private"),
     "private-cifar10": partial(private, study="private-cifar10"),
+    "private-pfl": private_pfl,
     "personal": personal,
     "robust": robust,
 }

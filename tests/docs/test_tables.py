@@ -194,6 +194,40 @@ def test_the_table_of_a_comparison_of_codecs(tmp_path):
     assert "| FedAvg, 4 bits | 0.05 | 20 | 16 | 5.0 | 48 | 75.0 | 71.0 |" in table()
 
 
+def test_rows_of_pfl_s_private_benchmark():
+    build = runpy.run_path(str(DOCS / "comparison" / "build_studies.py"))
+    numbers = {}
+    run = {
+        "study": "private-pfl",
+        "code": "fedmos",
+        "split": "iid",
+        "method": "FedAvg",
+        "epsilon": 2.0,
+        "seed": 0,
+        "timed": False,
+        "images": 50_000,
+        "planned": 3000,
+        "rounds": 3000,
+        "seconds_per_round": 0.5,
+        "last": 0.6,
+        "accuracy": {},
+    }
+    for change in (
+        {},
+        {"last": 0.1, "rounds": 2000},  # shorter than the run of this seed
+        {"last": 0.1, "images": 500},
+        {"seed": 1, "last": 0.7},
+        {"timed": True, "rounds": 110, "planned": 110, "seconds_per_round": 0.0123},
+        {"code": "pfl", "rounds": 1250},
+        {"split": "dirichlet", "epsilon": None},
+    ):
+        build["add"](numbers, run | change)
+    iid = ["IID, FedAvg", "2", "60.0 (1) ended after 1,250", "65.0 ± 7.1 (2)", "not run", "0.0123"]
+    others = ["Dirichlet 0.1, FedAvg", "none", "not run", "60.0 (1)", "not run", "not run"]
+    assert build["private_pfl"](numbers)[1] == [iid, others]
+    assert build["markdown"](*build["private_pfl"]({})) == "Not run."
+
+
 def test_the_report_of_the_comparison_has_its_numbers():
     folder = DOCS / "comparison"
     report = (folder / "report.html").read_text("utf-8")
