@@ -64,10 +64,15 @@ def add(numbers: dict[str, Any], job: Numbers) -> None:
 
 
 def add_private_pfl(runs: dict[str, Any], run: Numbers) -> None:
-    """Add a run on all images that `benchmarks/private_pfl.py` or pfl's job wrote, unless a longer one is known."""
+    """Add a run in pfl's setting, or for its time, that `benchmarks/private_pfl.py` or pfl's job wrote.
+
+    It does not replace a longer one.
+    """
+    rounds = 1500 if run["split"] == "iid" and run["epsilon"] is None else 3000
+    as_pfl = run["images"] == 50_000 and (run["timed"] or run["planned"] == rounds)
     name = " ".join(str(run[k]) for k in ("code", "split", "epsilon", "method", "seed"))
     name += " timed" if run["timed"] else ""
-    if run["images"] == 50_000 and "last" in run and run["rounds"] >= runs.get(name, run)["rounds"]:
+    if as_pfl and "last" in run and run["rounds"] >= runs.get(name, run)["rounds"]:
         runs[name] = {k: v for k, v in run.items() if k not in ("study", "accuracy")}
 
 

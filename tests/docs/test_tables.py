@@ -216,6 +216,7 @@ def test_rows_of_pfl_s_private_benchmark():
         {},
         {"last": 0.1, "rounds": 2000},  # shorter than the run of this seed
         {"last": 0.1, "images": 500},
+        {"last": 0.1, "planned": 3100},
         {"seed": 1, "last": 0.7},
         {"timed": True, "rounds": 110, "planned": 110, "seconds_per_round": 0.0123},
         {"code": "pfl", "rounds": 1250},
