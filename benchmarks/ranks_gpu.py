@@ -1,11 +1,11 @@
 """Ranks on GPUs: how they exchange, and whether their bits are those of any number of ranks.
 
-    torchrun --nproc-per-node 2 benchmarks/ranks_gpu.py --out FOLDER    # two ranks, which may share a GPU
+    torchrun --nproc-per-node 2 benchmarks/ranks_gpu.py --models FOLDER # two ranks, which may share a GPU
     python benchmarks/ranks_gpu.py --nccl                               # each collective of a run, through nccl, alone
     torchrun --nproc-per-node 2 benchmarks/ranks_gpu.py --sharing       # what nccl says to two ranks on one GPU
 
-Without an option, SCAFFOLD (which also exchanges client state) trains for five rounds, and the hash of its model is
-printed.
+Without --nccl and --sharing, SCAFFOLD (which also exchanges client state) trains for five rounds, and the hash of its
+model is printed, and the largest difference from the models that other runs have left in FOLDER.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import socket
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from fedmos.engine.ranks import LostRankError, Ranks
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def train(out: str | None) -> None:
+def train(models: Path | None) -> None:
     data = fm.datasets.load("digits").partition(fm.partition.Dirichlet(alpha=0.5), clients=40, seed=0)
     result = fm.run(
         fm.models.mlp(features=64),
@@ -37,14 +38,20 @@ def train(out: str | None) -> None:
         batch_size=16,
         engine="batched",
         device=DEVICE,
-        out=out,
         eval_every=5,
+        progress=False,
     )
     ranks = Ranks.joined(torch.device(DEVICE))
     if ranks.first:
         x = torch.nn.utils.parameters_to_vector(result.model.parameters()).detach().cpu()
         digest = hashlib.sha256(x.numpy().tobytes()).hexdigest()[:16]
         print(f"{ranks.size} ranks exchange on {ranks._device.type}: model {digest}", flush=True)
+        if models is not None:
+            models.mkdir(parents=True, exist_ok=True)
+            for file in sorted(models.glob("*.pt")):
+                difference = float((x - torch.load(file)).abs().max())
+                print(f"largest difference from {file.stem} ranks: {difference:.1e} of {float(x.abs().max()):.1e}")
+            torch.save(x, models / f"{ranks.size}.pt")
 
 
 def collectives(ranks: Ranks) -> None:
@@ -76,7 +83,7 @@ def alone() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out")
+    parser.add_argument("--models", type=Path, metavar="FOLDER")
     parser.add_argument("--nccl", action="store_true")
     parser.add_argument("--sharing", action="store_true")
     given = parser.parse_args()
@@ -89,7 +96,7 @@ def main() -> None:
         except LostRankError as error:
             print(f"refused: {error.__cause__}", flush=True)
     else:
-        train(given.out)
+        train(given.models)
     leave()
 
 

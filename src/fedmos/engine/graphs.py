@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -41,7 +42,7 @@ class Graphs:
         self, body: Callable[..., Any], given: Sequence[Tensor]
     ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any] | None:
         inputs = [v.to(self._device, copy=True) for v in given]
-        side = torch.cuda.Stream(self._device)
+        side = _side_stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):  # compilations and the initialisation of libraries happen here
             body(*inputs)
@@ -51,14 +52,29 @@ class Graphs:
             # Other threads may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 outputs = body(*inputs)
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, CannotVectorise) as error:
+            cause = _first(error)
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
             torch.cuda.synchronize(self._device)
             _log.warning(
-                "Not using a CUDA graph because the work cannot be captured: %s",
-                str(error).split("\n")[0],
+                "Not using a CUDA graph because the work cannot be captured: %s: %s",
+                type(cause).__name__,
+                str(cause).split("\n")[0],
             )
             return None
         self._pool = graph.pool()
         return graph, inputs, outputs
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return one stream per device: memory that is freed on a stream is used again on this stream only."""
+    return torch.cuda.Stream(device)
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the error that made a capture fail; its end raises another one."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
