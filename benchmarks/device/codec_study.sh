@@ -8,7 +8,7 @@ cp -r src examples benchmarks .carry/cli "$tree"
 [ ! -d .carry/small ] || cp -n .carry/small/*.npz /tmp/data/
 cd "$tree"
 [ $# -gt 0 ] || set -- mnist_codecs cifar10_codecs
-export PYTHONPATH=src:cli FEDMOS_DATA=/tmp/data PYTHONUNBUFFERED=1 NAMES="$*"
+export FEDMOS_ENGINE="${FEDMOS_ENGINE:-compiled}" PYTHONPATH=src:cli FEDMOS_DATA=/tmp/data PYTHONUNBUFFERED=1 NAMES="$*"
 export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps
 nvidia-cuda-mps-control -d || echo "no MPS: processes take turns"
 setsid bash -c '
