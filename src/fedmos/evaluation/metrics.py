@@ -49,6 +49,7 @@ class Evaluator:
         self._samples, self._weight = pool_samples(tasks)
         if not train:
             self._samples, self._weight = self._samples[:, :0], self._weight[..., :0]
+        self._test_weight = None if task.data.test is None else test_weights(task)[None]
         self._graphs = Graphs(task.model.device) if task.model.device.type == "cuda" else None
         self._watch = FunctionWatch(task.own_functions if self._graphs is not None else ())
         # On a CPU a single model is evaluated without vmap; on a GPU with the kernels of a cohort.
@@ -108,9 +109,9 @@ class Evaluator:
         data, device = self._task.data, xs.device
         with evaluation_mode(self._task), torch.no_grad():
             sums = self._sums(xs, data.x, data.y, self._samples, self._weight) if self._samples.numel() else []
-            if data.test is not None:
+            if data.test is not None and self._test_weight is not None:
                 every = torch.arange(len(data.test[1]), device=device)[None]
-                sums += self._sums(xs, *data.test, every, test_weights(self._task)[None])
+                sums += self._sums(xs, *data.test, every, self._test_weight)
         return torch.stack(sums) if sums else torch.empty(0, dtype=torch.float64, device=device)
 
     def _sums(self, xs: Tensor, x: Tensor, y: Tensor, samples: Tensor, weight: Tensor) -> list[Tensor]:
