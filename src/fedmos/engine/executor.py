@@ -23,12 +23,13 @@ from .declaration import Declaration, check_names, client_rows
 from .execution_plan import ExecutionPlan
 from .gradients import Call, LocalGradient, samples_taken
 from .graphs import Graphs
-from .job import Job, JobNumbers, JobResult, Phase, expand_runs, pack, pad_job, unpack
+from .job import Job, JobNumbers, JobResult, Phase, expand_runs, join_results, pack, pad_job, select_clients, unpack
 from .local_update import local_update
 from .loop import Loop
 from .named_tensors import named
 from .reports import report_row
 from .secure_sums import secure_rule
+from .similar_steps import round_up, similar_steps
 from .task import Task
 
 _METHODS: dict[Phase, str] = {"prepare": "prepare", "train": "finish"}
@@ -86,6 +87,19 @@ class JobExecutor:
     @torch.no_grad()
     def execute(self, job: Job, observer: StepObserver | None = None) -> JobResult:
         """Train the job's clients, or run their extra phase."""
+        groups = self._groups(job) if observer is None else None
+        if groups is None:
+            return self._execute(job, observer)
+        return join_results(groups, [self._execute(select_clients(job, group), None) for group in groups])
+
+    def _groups(self, job: Job) -> list[Tensor] | None:
+        """Return positions of clients that train in less time one group after another; None for all together."""
+        apart = self.plan.engine == "batched" and not self.plan.fixed_shapes
+        if not apart or job.phase != "train" or job.runs > 1 or job.rounds is not None or self.task.local_steps:
+            return None
+        return similar_steps(self.task.steps(self.task.data.sizes[job.ids]))
+
+    def _execute(self, job: Job, observer: StepObserver | None) -> JobResult:
         ids, M, width = job.ids, job.ids.shape[0], job.width
         steps = self.task.local_steps or int(self.task.steps(self.task.data.sizes[ids].max()))
         if observer is None:
@@ -104,6 +118,8 @@ class JobExecutor:
         numbers, vectors = pack(job), (job.x, *job.msg.values(), *job.own.values())
         if self._watch.look():
             self.task.program.follow_values()
+        if self._graphs is None:
+            self._calls.clear()
         if self._graphs is None or observer is not None or self._watch.changed:
             outputs = body(numbers.to(job.x.device), *vectors)
         else:
@@ -112,6 +128,7 @@ class JobExecutor:
             outputs = outputs._replace(
                 sums={name: v.clone() for name, v in outputs.sums.items()}, report=outputs.report.clone()
             )
+        calls = tuple(self._calls[key])
         sums, report = outputs.sums, outputs.report
         if job.runs == 1:
             sums, report = {name: v[0] for name, v in sums.items()}, report[0, :, :M]
@@ -120,7 +137,7 @@ class JobExecutor:
             own=_first_rows(outputs.own, M),
             sums=sums,
             report=report,
-            samples=lambda: self._taken(tuple(self._calls[key]))[ids],
+            samples=lambda: self._taken(calls)[ids],
         )
 
     def captured_size(self, job: Job) -> int | None:
@@ -274,12 +291,6 @@ def _weighted_sum(factors: Tensor, uploads: Tensor, runs: int) -> Tensor:
 def _columns(v: Tensor) -> Tensor:
     """Return a tensor with a row per client, in which single numbers are columns."""
     return v.unsqueeze(-1) if v.ndim == 1 else v
-
-
-def round_up(n: int) -> int:
-    """Return n, or the next number with three leading bits: few shapes for many sizes."""
-    step = 1 << max(0, n.bit_length() - 3)
-    return -(n // -step) * step
 
 
 def with_fields(algorithm: Algorithm, fields: Vectors) -> Algorithm:

@@ -85,6 +85,30 @@ def pad_job(job: Job, M: int) -> Job:
     return job._replace(x=fill(job.x), msg=fill_all(job.msg), rounds=fill(job.rounds), lr=lr, W=W)
 
 
+def select_clients(job: Job, positions: Tensor) -> Job:
+    """Return the job of some of the clients. It is one run's, with one round for all clients."""
+    own = {name: v[positions] for name, v in job.own.items()}
+    factors = {name: v[positions] for name, v in job.factors.items()}
+    return job._replace(ids=job.ids[positions], own=own, last=job.last[positions], factors=factors)
+
+
+def join_results(positions: list[Tensor], results: list[JobResult]) -> JobResult:
+    """Return the result of a job from those of its parts, whose clients were at these positions. They have no sums."""
+    order = torch.cat(positions).argsort()
+
+    def joined(parts: list[Tensor], dim: int = 0) -> Tensor:
+        return torch.cat(parts, dim).index_select(dim, order.to(parts[0].device))
+
+    first = results[0]
+    return JobResult(
+        uploads={name: joined([result.uploads[name] for result in results]) for name in first.uploads},
+        own={name: joined([result.own[name] for result in results]) for name in first.own},
+        sums={},
+        report=joined([result.report for result in results], 1),
+        samples=lambda: joined([result.samples() for result in results]),
+    )
+
+
 class JobNumbers(NamedTuple):
     """The numbers of a job on the device."""
 

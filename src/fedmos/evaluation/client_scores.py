@@ -13,9 +13,9 @@ from torch.func import vmap
 
 from ..core.metric_functions import MetricFunction
 from ..engine.execution_plan import ExecutionPlan
-from ..engine.executor import round_up
 from ..engine.inference import evaluation_mode, samples_at_once
 from ..engine.ranks import Ranks
+from ..engine.similar_steps import round_up
 from ..engine.task import Task
 from .measurable import correctness
 from .sample_weights import labelled
