@@ -1,4 +1,4 @@
-"""Ranks on GPUs: how they exchange, and whether their bits are those of any number of ranks.
+"""Ranks on GPUs: how they exchange, and how far the models of different numbers of ranks differ.
 
     torchrun --nproc-per-node 2 benchmarks/ranks_gpu.py --models FOLDER # two ranks, which may share a GPU
     python benchmarks/ranks_gpu.py --nccl                               # each collective of a run, through nccl, alone

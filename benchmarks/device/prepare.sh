@@ -38,7 +38,7 @@ done
 find .carry/hf .carry/test .carry/accounting -name '*.pyi' -delete
 find .carry/hf .carry/test .carry/accounting -type d -name tests -prune -exec rm -rf {} +
 
-"${PYTHON:-python3}" benchmarks/device/cifar10.py pack "$data/cifar10.npz" .carry  # in two parts; needs numpy
+"${PYTHON:-python3}" benchmarks/device/cifar10.py pack "$data/cifar10.npz" .carry  # in three parts; needs numpy
 mkdir -p .carry/small && cp "$data/mnist.npz" "$data/fmnist.npz" .carry/small/
 # Most packages in one file, for a job that needs many of them.
 mkdir -p .carry/bundle && cp "$data/mnist.npz" .carry/bundle/

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The exchange of ranks on a machine with one GPU (three minutes): ranks.sh FOLDER. The output goes to FOLDER/ranks.log.
+# The exchange of ranks on a machine with one GPU (one minute): ranks.sh FOLDER. The output goes to FOLDER/ranks.log.
 #  1. every collective of a run through nccl, with one rank;
 #  2. one rank, and two and four ranks that share the GPU: these warn and exchange through the CPU. Each run prints a hash
 #     of the model and how far the model is from those of the runs before;

@@ -149,7 +149,8 @@ def setting(name: str, numbers: Numbers) -> str:
     seeds = either(len(job["runs"]) for _, job in found)
     text = f"{seeds} {'seed' if seeds == '1' else 'seeds'}."
     if rounds := either(job["rounds"] for _, job in found if "rounds" in job):
-        text = f"{'At most ' if found[0][1]['target'] else ''}{rounds} rounds a run, {text}"
+        early = found[0][1]["target"] and not any("mb" in run for _, job in found for run in job["runs"])
+        text = f"{'At most ' if early else ''}{rounds} rounds a run, {text}"
     if noise := {float(variant): job["noise_multiplier"] for variant, job in found if job.get("noise_multiplier")}:
         text += f" z is {' and '.join(f'{noise[e]:.3f} for ε = {e:g}' for e in sorted(noise))}."
     return text

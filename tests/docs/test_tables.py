@@ -192,6 +192,9 @@ def test_the_table_of_a_comparison_of_codecs(tmp_path):
     records = [{"bytes_up": 8e6, "bytes_down": 8e6, "accuracy": value} for value in (None, 0.75, 0.71)]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records), "utf-8")
     assert "| FedAvg, 4 bits | 0.05 | 20 | 16 | 5.0 | 48 | 75.0 | 71.0 |" in table()
+    (tmp_path / "comparison.toml").write_text("rounds = 30", "utf-8")
+    numbers = {"codecs-cifar10": build["compared"](tmp_path / "table.json")}
+    assert build["setting"]("codecs-cifar10", numbers) == "30 rounds a run, 1 seed."
 
 
 def test_rows_of_pfl_s_private_benchmark():

@@ -1,8 +1,8 @@
 """Several processes as one run, with `torch.distributed` (`torchrun`).
 
 Every rank holds the server's model and state and takes the same decisions; local training and evaluation are divided.
-Results of ranks are combined in an order that does not depend on the number of ranks, so neither do the bits. Ranks
-exchange tensors and JSON, never pickled objects.
+Results of ranks are combined in an order that does not depend on the number of ranks; on CPUs, neither do the bits.
+Ranks exchange tensors and JSON, never pickled objects.
 """
 
 from __future__ import annotations
