@@ -151,25 +151,36 @@ def codecs(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, A
     }
 
 
-def asynchronous(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+def simulated_time(variant: str) -> dict[str, Any]:
+    """Return the options of a server that waits for its cohort, or that buffers updates."""
     over, how = 1.3, {}
     if variant == "buffered":
         over, how = 1.0, {"buffer": fm.Buffer(size=10, concurrency=26, staleness=0.5)}
     return {
-        "model": fm.models.cnn_mnist(seed=seed),
-        "data": federation("mnist", 200, seed, 2, (10, 50)),
         "selection": fm.Uniform(m=20, weights="mean"),
-        "local_steps": 5,
-        "batch_size": 10,
         "system": fm.System(speed=fm.LogNormal(median=50.0, sigma=1.0), over_select=over, dropout=0.1),
         **how,
     }
 
 
+def asynchronous(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+    return {
+        "model": fm.models.cnn_mnist(seed=seed),
+        "data": federation("mnist", 200, seed, 2, (10, 50)),
+        "local_steps": 5,
+        "batch_size": 10,
+        **simulated_time(variant),
+    }
+
+
 def asynchronous_images(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
-    """As `asynchronous`, with CIFAR-10, 100 clients and 10 local steps."""
-    changed = {"model": fm.models.cnn_cifar(seed=seed), "data": images(100, seed), "local_steps": 10}
-    return asynchronous(method, variant, seed, tuned) | changed | {"batch_size": 20}
+    return {
+        "model": fm.models.cnn_cifar(seed=seed),
+        "data": images(100, seed),
+        "local_steps": 10,
+        "batch_size": 20,
+        **simulated_time(variant),
+    }
 
 
 PRIVATE_CLIENTS, PRIVATE_ROUNDS, PRIVATE_IMAGES_ROUNDS = 5000, 100, 300
@@ -183,27 +194,25 @@ def noise(epsilon: float, rounds: int) -> float:
     return 0.0 if epsilon == float("inf") else fm.privacy.plan(epsilon, **how)
 
 
-def private(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+def private_training(tuned: Settings, epsilon: str, rounds: int) -> dict[str, Any]:
+    """Return the cohorts, local steps and the mechanism of the private studies."""
+    multiplier = noise(float(epsilon), rounds)
     return {
-        "model": fm.models.mlp(seed=seed),
-        "data": federation("mnist", PRIVATE_CLIENTS, seed, 2, None),
         "selection": fm.Bernoulli(rate=100 / PRIVATE_CLIENTS),
         "local_steps": 5,
         "batch_size": 10,
-        "privacy": fm.privacy.Gaussian(
-            clip=tuned["clip"], noise_multiplier=noise(float(variant), PRIVATE_ROUNDS), delta=DELTA
-        ),
+        "privacy": fm.privacy.Gaussian(clip=tuned["clip"], noise_multiplier=multiplier, delta=DELTA),
     }
+
+
+def private(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
+    model, data = fm.models.mlp(seed=seed), federation("mnist", PRIVATE_CLIENTS, seed, 2, None)
+    return {"model": model, "data": data, **private_training(tuned, variant, PRIVATE_ROUNDS)}
 
 
 def private_images(method: str, variant: str, seed: int, tuned: Settings) -> dict[str, Any]:
-    """As `private`, with CIFAR-10 and a convolutional network."""
-    multiplier = noise(float(variant), PRIVATE_IMAGES_ROUNDS)
-    return private(method, variant, seed, tuned) | {
-        "model": fm.models.cnn_cifar(seed=seed),
-        "data": images(PRIVATE_CLIENTS, seed),
-        "privacy": fm.privacy.Gaussian(clip=tuned["clip"], noise_multiplier=multiplier, delta=DELTA),
-    }
+    model, data = fm.models.cnn_cifar(seed=seed), images(PRIVATE_CLIENTS, seed)
+    return {"model": model, "data": data, **private_training(tuned, variant, PRIVATE_IMAGES_ROUNDS)}
 
 
 def private_scores(result: fm.Result) -> dict[str, float]:

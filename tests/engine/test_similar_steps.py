@@ -10,6 +10,7 @@ import torch
 
 import fedmos as fm
 from fedmos.engine import executor
+from fedmos.engine.execution_plan import ExecutionPlan
 from fedmos.engine.similar_steps import round_up, similar_steps
 
 SIZES = (7, 120, 3, 15, 90, 1, 16, 4, 30, 8, 5, 60)
@@ -62,6 +63,16 @@ JOBS = {
 }
 
 
+class Replayed:
+    """In place of captured graphs: a function is kept for each key."""
+
+    def __init__(self) -> None:
+        self.made: dict = {}
+
+    def run(self, key, body, *given):
+        return self.made.setdefault(key, body)(*given)
+
+
 def trained(job: str, engine: str) -> tuple[torch.Tensor, list[dict], list[dict]]:
     """Train clients of unequal sizes; returns the model, the records without times, and the clients' state."""
     algorithm, more = JOBS[job]
@@ -72,8 +83,7 @@ def trained(job: str, engine: str) -> tuple[torch.Tensor, list[dict], list[dict]
         torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3)),
         fm.FederatedData.from_arrays(clients),
         algorithm,
-        **({"selection": fm.Full()} | more),
-        rounds=4,
+        **({"selection": fm.Full(), "rounds": 4} | more),
         local_epochs=2,
         batch_size=4,
         engine=engine,
@@ -105,3 +115,28 @@ def test_results_are_those_of_the_whole_cohort(monkeypatch, job):
         assert state.keys() == expected.keys()
         assert all(v.equal(expected[name]) for name, v in state.items())
     torch.testing.assert_close(x, trained(job, "loop")[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("job", ["SCAFFOLD, some clients", "FedNova, momentum", "FedMoS, deadline"])
+def test_few_numbers_of_steps_are_captured(monkeypatch, job):
+    """A captured graph has at least as many steps as the cohort needs, and clients ignore the others."""
+    monkeypatch.setitem(JOBS, job, (JOBS[job][0], JOBS[job][1] | {"selection": fm.Uniform(m=2), "rounds": 12}))
+    x, records, states = trained(job, "batched")
+    make, executors = executor.JobExecutor.__init__, []
+
+    def recording(self, *given) -> None:
+        make(self, *given)
+        if self.plan.engine == "batched":
+            self._graphs = Replayed()
+            executors.append(self)
+
+    monkeypatch.setattr(executor.JobExecutor, "__init__", recording)
+    monkeypatch.setattr(ExecutionPlan, "fixed_shapes", True)
+    captured, records_of_captured, states_of_captured = trained(job, "batched")
+    torch.testing.assert_close(captured, x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(states_of_captured, states, rtol=0, atol=1e-12)
+    assert [record["cohort"] for record in records_of_captured] == [record["cohort"] for record in records]
+    steps = {key[5] for one in executors for key in one._graphs.made if key[0] == "train"}
+    needed = {2 * -(-max(SIZES[i] for i in record["cohort"]) // 4) for record in records}
+    assert steps == {min(round_up(n), 60) for n in needed}
+    assert steps - needed

@@ -103,7 +103,7 @@ class JobExecutor:
         ids, M, width = job.ids, job.ids.shape[0], job.width
         steps = self.task.local_steps or int(self.task.steps(self.task.data.sizes[ids].max()))
         if observer is None:
-            width = self._padded_width(width)
+            width, steps = self._padded_width(width), self._padded_steps(steps)
             job = self.pad(job)
         shape = job.runs, job.ids.shape[0], job.rounds is None
         key = (job.phase, *shape, width, steps, job.reports, self.captured_size(job))
@@ -162,6 +162,12 @@ class JobExecutor:
             return width
         most = self.task.most_samples
         return most if most <= 64 else min(1 << (width - 1).bit_length(), most)
+
+    def _padded_steps(self, steps: int) -> int:
+        """Round the number of steps up to one of few, where a new one costs a capture. Clients ignore the others."""
+        if self._graphs is None or self.task.local_steps is not None:
+            return steps
+        return min(round_up(steps), self.task.most_steps)
 
     def _run(
         self, job: Job, packed: Tensor, width: int, steps: int, observer: StepObserver | None

@@ -86,6 +86,11 @@ class Task:
         return n if B is None else n.clamp(max=B) if self.local_steps is not None else (n - 1) % B + 1
 
     @cached_property
+    def most_steps(self) -> int:
+        """The largest K_i of the federation."""
+        return int(self.steps(self.data.sizes.max()))
+
+    @cached_property
     def least_steps(self) -> int:
         """The smallest K_i of the federation."""
         return int(self.steps(self.data.sizes.min()))
