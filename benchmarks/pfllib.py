@@ -3,7 +3,8 @@
     python benchmarks/pfllib.py train pathological:FedAvg dirichlet:Ditto --rounds 2000 --minutes 8 --out runs/pfllib
     python benchmarks/pfllib.py time FedAvg SCAFFOLD Ditto --rounds 4
 
-`train` writes one JSON file per run, again after every evaluation, and ends after `--minutes` of the process. The
+`train` writes one JSON file per run, again after every evaluation, and ends after `--minutes` of the process. With
+`--folders FOLDER`, runs are stored there and continue when the command is repeated, also on another machine. The
 accuracy is PFLlib's: correct answers over all test samples of all clients, under the clients' own models for Local,
 Ditto, FedPer and FedRep. PFLlib reports the best of all rounds. `time` prints the median time of a round without and
 with an evaluation; `peers/pfllib_job.py` prints that of PFLlib's code. `--images 2000` uses so few of the 70,000
@@ -141,6 +142,9 @@ class Curve(fm.Callback):
             "rounds": 0,
             "accuracy": self.accuracy,
         }
+        if given.folders is not None and self.file.exists():
+            before = json.loads(self.file.read_text("utf-8"))["accuracy"]
+            self.accuracy.update({int(t): value for t, value in before.items()})
 
     def on_round(self, record: fm.Record) -> None:
         self.marks.append(time.perf_counter())
@@ -185,6 +189,7 @@ def train(job: str, given: argparse.Namespace) -> None:
             precision=None if given.precision == "float32" else given.precision,
             seed=given.seed,
             callbacks=[curve],
+            **({} if given.folders is None else {"out": given.folders / f"{split}-{method}", "resume": True}),
         )
     except fm.DivergenceError as error:
         curve.record["diverged"] = str(error)
@@ -218,6 +223,7 @@ def main() -> None:
     runs = commands.add_parser("train")
     runs.add_argument("jobs", nargs="+", help="SPLIT:METHOD or SPLIT:METHOD:ROUNDS")
     runs.add_argument("--out", default="runs/pfllib")
+    runs.add_argument("--folders", type=Path, help="folder of the runs' checkpoints")
     runs.add_argument("--eval-every", type=int, default=5, help="rounds between evaluations")
     runs.add_argument("--minutes", type=float, default=1e9, help="end after so many minutes of the process")
     runs.add_argument("--seed", type=int, default=0)
