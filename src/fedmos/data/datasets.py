@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.validation import suggest
+from ..core.validation import path, require, suggest
 from ..rng import Purpose, generator
 from . import catalog, natural
 from .dataset import Dataset
@@ -104,8 +104,10 @@ def find(name: str, root: str | os.PathLike[str] | None = None, online: bool = T
     """
     if name not in names():
         raise ValueError(f"load: 'name' must be one of {', '.join(names())}, got {name!r}{suggest(name, names())}")
+    if root is not None:
+        require("load", "root", root, path)
     if name == "digits":
-        if root:
+        if root is not None:
             raise ValueError(f"load: 'root' must be left out for digits, which comes with scikit-learn, got {root!r}")
         return FoundDataset(_digits(), "scikit-learn", "not known")
     if name in natural.NATURAL:

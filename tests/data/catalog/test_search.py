@@ -1,5 +1,7 @@
 """The search for data sets in folders and on the Hugging Face hub."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -137,3 +139,10 @@ def test_a_hub_out_of_reach_is_noticed_at_once(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody answers there
     with pytest.raises(FileNotFoundError, match=r"http://127\.0\.0\.1:9 cannot be reached"):
         fm.datasets.load("mnist")
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist"])
+@pytest.mark.parametrize("root", [0, True, ["a"]], ids=repr)
+def test_a_root_that_is_no_path_is_refused(name, root):
+    with pytest.raises(ValueError, match=f"load: 'root' must be a path, got {re.escape(repr(root))}"):
+        fm.datasets.load(name, root)
