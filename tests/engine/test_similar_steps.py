@@ -51,6 +51,8 @@ def test_equal_steps_and_small_differences_stay_together():
 
 
 DEADLINE = fm.System(speed=fm.LogNormal(median=50.0, sigma=1.0), deadline=20.0)
+SPEED = fm.System(speed=fm.LogNormal(median=50.0, sigma=1.0))
+BUFFERED = {"buffer": fm.Buffer(size=3, concurrency=9), "system": SPEED, "selection": fm.Uniform(m=1), "rounds": 9}
 FEEDBACK = fm.codecs.ErrorFeedback(fm.codecs.TopK(0.1))
 JOBS = {
     "FedAvg": (fm.FedAvg(lr=0.1), {}),
@@ -59,6 +61,7 @@ JOBS = {
     "FedMoS, deadline": (fm.FedMoS(lr=0.1), {"system": DEADLINE}),
     "feedback, personal": (fm.FedAvg(lr=0.1), {"uplink": FEEDBACK, "personal": ["2.*"]}),
     "median": (fm.FedAvg(lr=0.1), {"aggregation": fm.aggregation.Median()}),
+    "buffer": (fm.Scaffold(lr=0.1), BUFFERED),
     "reports": (fm.FedAvg(lr=0.1), {"selection": fm.OCS(m=4)}),
 }
 

@@ -86,10 +86,15 @@ def pad_job(job: Job, M: int) -> Job:
 
 
 def select_clients(job: Job, positions: Tensor) -> Job:
-    """Return the job of some of the clients. It is one run's, with one round for all clients."""
+    """Return the job of some of the clients of a single run."""
     own = {name: v[positions] for name, v in job.own.items()}
     factors = {name: v[positions] for name, v in job.factors.items()}
-    return job._replace(ids=job.ids[positions], own=own, last=job.last[positions], factors=factors)
+    job = job._replace(ids=job.ids[positions], own=own, last=job.last[positions], factors=factors)
+    if job.rounds is None:
+        return job
+    msg = {name: v[positions] for name, v in job.msg.items()}
+    lr, W = ([numbers[i] for i in positions.tolist()] for numbers in (job.lr, job.W))
+    return job._replace(x=job.x[positions], msg=msg, rounds=job.rounds[positions], lr=lr, W=W)
 
 
 def join_results(positions: list[Tensor], results: list[JobResult]) -> JobResult:
