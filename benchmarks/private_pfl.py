@@ -14,8 +14,8 @@ users, network and arguments, and writes the same files: one per seed, again aft
 What ε means: as in pfl, it is that of an imagined federation, of 1,000,000 users who take part in a round with
 probability 0.001. There, the sum of about 1,000 updates gets noise of standard deviation 0.4 z. Here, the sum of 50
 updates of 1,000 users gets 50/1000 of that, so that the mean update has the same noise. For the 1,000 users that are
-simulated, ε is far larger. As pfl does, this program computes z from privacy loss distributions (dp-accounting);
-`fm.privacy.plan` (`--accountant rdp`) composes Rényi divergences, and gives a larger z.
+simulated, ε is far larger. As pfl does, this program computes z from privacy loss distributions; `--accountant rdp`
+composes Rényi divergences, and gives a larger z.
 
 Differences to pfl: cohorts have 50 distinct users, where pfl draws with replacement, and the order of a user's images
 is drawn anew in every round. `seconds_per_round` includes evaluations: it is the median over the intervals between two
@@ -114,18 +114,9 @@ def network(seed: int) -> nn.Module:
 
 def noise_multiplier(epsilon: float, rounds: int, accountant: str) -> float:
     """Return z, the noise of the sum of the imagined cohort over the clipping bound."""
-    if accountant == "rdp":
-        selection = fm.Bernoulli(rate=NOISE_COHORT / POPULATION)
-        return fm.privacy.plan(epsilon, rounds=rounds, delta=DELTA, selection=selection, clients=POPULATION)
-    import dp_accounting as dp
-    from dp_accounting.pld import PLDAccountant
-
-    def event(z: float) -> dp.DpEvent:
-        sampled = dp.PoissonSampledDpEvent(NOISE_COHORT / POPULATION, dp.GaussianDpEvent(z))
-        return dp.SelfComposedDpEvent(sampled, rounds)
-
-    start = dp.LowerEndpointAndGuess(0.0, 1.0)
-    return float(dp.calibrate_dp_mechanism(PLDAccountant, event, epsilon, DELTA, start, tol=1e-5))
+    selection = fm.Bernoulli(rate=NOISE_COHORT / POPULATION)
+    how: dict[str, Any] = {"delta": DELTA, "selection": selection, "clients": POPULATION, "accountant": accountant}
+    return fm.privacy.plan(epsilon, rounds=rounds, **how)
 
 
 class Curve:

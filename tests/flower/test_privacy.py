@@ -75,10 +75,11 @@ def test_every_algorithm(deployed, seeded, case, selection):
     "changes",
     [
         {"privacy": gaussian(0.05, 1.0, adaptive=True)},
+        {"privacy": gaussian(0.05, 1.0, accountant="pld")},
         {"privacy": gaussian({"delta": 0.05, "change": 0.5}), "downlink": fm.codecs.Quantize(4)},
         pytest.param({"engine": "batched", "batch_size": None, "local": fm.local.Adam(keep=True)}, marks=MORE),
     ],
-    ids=["adaptive", "bounds,downlink", "batched"],
+    ids=["adaptive", "accountant", "bounds,downlink", "batched"],
 )
 def test_settings(deployed, seeded, changes):
     """Batched full gradients are padded to the largest client, whose size is not sent: equal up to rounding."""

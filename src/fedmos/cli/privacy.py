@@ -42,6 +42,9 @@ def plan(
     bands: Annotated[int, typer.Option(help="The bands of MatrixFactorization.")] = 16,
     bits: Annotated[int, typer.Option(help="The bits of secure aggregation, for DiscreteGaussian.")] = 32,
     parameters: Annotated[int, typer.Option(help="The parameters of the model, for DiscreteGaussian.")] = 10**6,
+    accountant: Annotated[
+        str, typer.Option(help="How ε of Gaussian is computed: rdp, or pld, which needs less noise.")
+    ] = "rdp",
 ) -> None:
     """Print the smallest noise multiplier with which a run stays within ε.
 
@@ -58,7 +61,7 @@ def plan(
     delta = max(clients, 2) ** -1.1 if delta is None else delta
     how: dict[str, Any] = {"rounds": rounds, "delta": delta, "selection": selection, "clients": clients}
     how |= {"stateful": stateful, "mechanism": mechanism, "bands": bands}
-    how |= {"parameters": parameters, "secure": Secure(bits)}
+    how |= {"parameters": parameters, "secure": Secure(bits), "accountant": accountant}
     noise = find(epsilon, **how)
     noise = math.ceil(noise * 1e4) / 1e4  # as printed: with less, the run would exceed ε
     reached = spent(noise, **how)

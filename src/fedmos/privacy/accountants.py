@@ -11,12 +11,19 @@ from typing import Any, NamedTuple, Protocol
 
 from ..core.validation import needs
 from ..selection.selector import Selector
-from .discrete import DiscreteGaussian
+from .discrete import DiscreteGaussian, TooLittleNoise
+from .gaussian import Gaussian
 from .local import Local
+from .loss_distributions import sampled_gaussian
 from .matrix_factorization import MatrixFactorization, sensitivity
 from .mechanism import Mechanism
 from .participation import participation_of, scheduled
 from .sampling import CohortSampling
+
+_LEAST_DELTA = 1e-10
+"""The least δ of privacy loss distributions: that of their Fourier transforms' rounding errors is far smaller."""
+_LEAST_NOISE = 0.01
+"""The least noise multiplier of privacy loss distributions."""
 
 
 class Accountant(Protocol):
@@ -61,6 +68,30 @@ class RoundAccountant:
         with _quiet():
             found = _dp().rdp.compute_epsilon(self._round.orders, rounds * self._round.rdp, self.delta)
         return float(found[0])
+
+
+class LossAccountant:
+    """Composes the privacy loss distributions of rounds with Poisson sampling and independent noise.
+
+    Args:
+        sampling: How cohorts are drawn.
+        noise_multiplier: The standard deviation of the noise over the bound of a client's contribution.
+        delta: The δ of the guarantee.
+
+    Raises:
+        ImportError: If `dp-accounting` is not installed.
+    """
+
+    def __init__(self, sampling: CohortSampling, noise_multiplier: float, delta: float) -> None:
+        self.sampling, self.delta = sampling, delta
+        rate = sampling.size / sampling.clients
+        self._losses = None if noise_multiplier == 0 else sampled_gaussian(rate, noise_multiplier)
+
+    def epsilon(self, rounds: int) -> float:
+        """Return ε after so many rounds."""
+        if rounds == 0:
+            return 0.0
+        return math.inf if self._losses is None else self._losses.epsilon(rounds, self.delta)
 
 
 class RunAccountant:
@@ -123,7 +154,8 @@ def accountant(
         loss: The ρ of a round, where the mechanism is `DiscreteGaussian`.
 
     Raises:
-        ValueError: If the mechanism needs a schedule of cohorts, and the selector has none.
+        ValueError: If the mechanism needs a schedule of cohorts, and the selector has none, or if the option
+            `accountant` suits neither the selector nor the numbers.
         ImportError: If `dp-accounting` is not installed.
     """
     noise, delta = privacy.noise_multiplier, privacy.delta
@@ -136,8 +168,35 @@ def accountant(
         case DiscreteGaussian():
             assert loss is not None
             return ConcentratedAccountant(sampling, loss, delta, _times(sampling, selector))
+        case Gaussian(accountant="pld"):
+            check_accountant(privacy, sampling, selector)
+            if sampling.law == "poisson" and sampling.size < sampling.clients:
+                return LossAccountant(sampling, noise, delta)
+            most = 1 if sampling.adjacency == "add or remove" else 2
+            return RunAccountant(sampling, noise, delta, lambda rounds: most * math.sqrt(rounds))
         case _:
             return RoundAccountant(sampling, noise, delta)
+
+
+def check_accountant(privacy: Mechanism, sampling: CohortSampling, selector: Selector) -> None:
+    """Refuse privacy loss distributions where they are not known, or where their numbers are too large or too small."""
+    if not isinstance(privacy, Gaussian) or privacy.accountant == "rdp":
+        return
+    if sampling.law == "fixed":
+        raise ValueError(
+            f"Cannot use accountant='pld' with {type(selector).__name__} because dp-accounting has no privacy loss "
+            "distributions for cohorts of a fixed size; use accountant='rdp', or fm.Bernoulli(rate=…)"
+        )
+    if privacy.delta < _LEAST_DELTA:
+        raise ValueError(
+            f"Cannot use accountant='pld' with 'delta' = {privacy.delta:g} because probabilities below "
+            f"{_LEAST_DELTA:g} are not computed exactly enough; use accountant='rdp'"
+        )
+    if 0 < privacy.noise_multiplier < _LEAST_NOISE:
+        raise TooLittleNoise(
+            f"Cannot use accountant='pld' with 'noise_multiplier' = {privacy.noise_multiplier:g} because a round "
+            f"would spend an ε of thousands; use accountant='rdp', or at least {_LEAST_NOISE:g}"
+        )
 
 
 def _correlated(bands: int, sampling: CohortSampling, selector: Selector) -> Callable[[int], float]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..aggregation.secure import Secure
-from ..core.validation import LARGE, Rule, count, non_negative, positive, require
+from ..core.validation import LARGE, Rule, count, non_negative, one_of, positive, require
 from ..selection.selector import Selector
 from .accountants import Accountant, accountant
 from .discrete import DiscreteGaussian, TooLittleNoise
@@ -18,6 +18,7 @@ from .sampling import sampling_of
 from .sums import Group, PrivateSums
 
 _MOST_NOISE = 1e6
+Accounting = Literal["rdp", "pld"]
 _MECHANISMS = ("Gaussian", "MatrixFactorization", "Local", "DiscreteGaussian")
 
 
@@ -33,6 +34,7 @@ def epsilon(
     bands: int = 16,
     parameters: int = 10**6,
     secure: Secure | None = None,
+    accountant: Accounting = "rdp",
 ) -> float:
     """Return the ε of a run.
 
@@ -47,6 +49,7 @@ def epsilon(
         bands: As in `MatrixFactorization`.
         parameters: The number of parameters of the model, for `DiscreteGaussian`.
         secure: The option `aggregation` of the run, for `DiscreteGaussian` (default: `Secure()`).
+        accountant: As in `Gaussian`: "rdp" or "pld".
 
     Raises:
         ValueError: If a value is out of range, or the selector needs the clients' data or does not suit the mechanism.
@@ -56,10 +59,14 @@ def epsilon(
         >>> spent = fm.privacy.epsilon(1.0, rounds=500, delta=1e-5, selection=fm.Bernoulli(rate=0.02), clients=5000)
         >>> round(spent, 3)
         3.144
+        >>> how = {"rounds": 500, "delta": 1e-5, "selection": fm.Bernoulli(rate=0.02), "clients": 5000}
+        >>> round(fm.privacy.epsilon(1.0, accountant="pld", **how), 3)
+        2.773
     """
     require("epsilon", "noise_multiplier", noise_multiplier, non_negative.up_to(LARGE))
-    _check("epsilon", rounds, delta, clients, mechanism)
-    run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
+    _check("epsilon", rounds, delta, clients, mechanism, accountant)
+    secure = secure or Secure()
+    run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure, accountant)
     return run.account(noise_multiplier).epsilon(rounds)
 
 
@@ -75,6 +82,7 @@ def plan(
     bands: int = 16,
     parameters: int = 10**6,
     secure: Secure | None = None,
+    accountant: Accounting = "rdp",
 ) -> float:
     """Return the smallest noise multiplier with which a run stays within ε, up to 0.01 %.
 
@@ -89,6 +97,7 @@ def plan(
         bands: As in `MatrixFactorization`.
         parameters: The number of parameters of the model, for `DiscreteGaussian`.
         secure: The option `aggregation` of the run, for `DiscreteGaussian` (default: `Secure()`).
+        accountant: As in `Gaussian`: "rdp" or "pld".
 
     Returns:
         The `noise_multiplier` for the mechanism.
@@ -102,11 +111,21 @@ def plan(
         >>> noise = fm.privacy.plan(4.0, rounds=500, delta=1e-5, selection=fm.Bernoulli(rate=0.02), clients=5000)
         >>> round(noise, 2)
         0.9
+        >>> how = {"rounds": 500, "delta": 1e-5, "selection": fm.Bernoulli(rate=0.02), "clients": 5000}
+        >>> round(fm.privacy.plan(4.0, accountant="pld", **how), 2)
+        0.85
     """
     require("plan", "epsilon", epsilon, positive)
-    _check("plan", rounds, delta, clients, mechanism)
-    run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure or Secure())
+    _check("plan", rounds, delta, clients, mechanism, accountant)
+    secure = secure or Secure()
+    run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure, accountant)
     run.account(_MOST_NOISE)  # refuses what no noise helps
+
+    return _least_noise(run, epsilon, rounds)
+
+
+def _least_noise(run: _RunWithoutNoise, epsilon: float, rounds: int) -> float:
+    """Return the smallest noise multiplier with which a run stays within ε, up to 0.01 %."""
 
     def enough(noise: float) -> bool:
         try:
@@ -114,14 +133,16 @@ def plan(
         except TooLittleNoise:
             return False
 
-    high = 1.0
+    high, step = 1.0, 2.0
+    if run.accountant == "pld":  # takes long for little noise, and asks for little less than "rdp"
+        high, step = _least_noise(run._replace(accountant="rdp"), epsilon, rounds), 1.25
     while not enough(high):
         high *= 2
         if high > _MOST_NOISE:
             raise ValueError(f"Cannot reach ε = {epsilon:g} with any noise up to {_MOST_NOISE:g}; use a larger ε")
-    low = high / 2
+    low = high / step
     while enough(low) and low > 1e-3:
-        low, high = low / 2, low
+        low, high = low / step, low
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -139,6 +160,7 @@ class _RunWithoutNoise(NamedTuple):
     bands: int
     parameters: int
     secure: Secure
+    accountant: Accounting
 
     def account(self, noise: float) -> Accountant:
         """Return the accountant of the run with this noise multiplier."""
@@ -151,7 +173,7 @@ class _RunWithoutNoise(NamedTuple):
             case "DiscreteGaussian":
                 return accountant(DiscreteGaussian(*given), sampling, self.selection, self._loss(noise))
             case _:
-                return accountant(Gaussian(*given), sampling, self.selection)
+                return accountant(Gaussian(*given, accountant=self.accountant), sampling, self.selection)
 
     def _loss(self, noise: float) -> float:
         """Return the ρ of a round with distributed noise, where clients upload one vector of the model's size."""
@@ -162,9 +184,12 @@ class _RunWithoutNoise(NamedTuple):
         return made.loss
 
 
-def _check(owner: str, rounds: int, delta: float, clients: int, mechanism: str) -> None:
+def _check(owner: str, rounds: int, delta: float, clients: int, mechanism: str, accountant: str) -> None:
     known = Rule(f"one of {', '.join(map(repr, _MECHANISMS))}", lambda v: v in _MECHANISMS)
     require(owner, "mechanism", mechanism, known)
+    require(owner, "accountant", accountant, one_of("rdp", "pld"))
+    if accountant != "rdp" and mechanism != "Gaussian":
+        raise ValueError(f"{owner}: 'accountant' must be left out with mechanism {mechanism!r}, got {accountant!r}")
     require(owner, "rounds", rounds, count)
     require(owner, "clients", clients, count)
     require(owner, "delta", delta, Rule("in (0, 1)", lambda v: positive.test(v) and v < 1))

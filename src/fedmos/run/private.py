@@ -13,7 +13,7 @@ from ..core.metric_names import is_client_metric
 from ..engine.cohort_size import cohort_size, over_selecting
 from ..engine.private_run import PrivateRun
 from ..local.adam import Adam
-from ..privacy.accountants import Accountant, accountant
+from ..privacy.accountants import Accountant, accountant, check_accountant
 from ..privacy.at_clients import with_local_privacy
 from ..privacy.compose import is_stateful, with_privacy
 from ..privacy.discrete import DiscreteGaussian
@@ -53,6 +53,7 @@ def compose_privately(spec: RunSpec, algorithm: Algorithm) -> Algorithm:
         return _compose_distributed(spec, spec.privacy, algorithm)
     _check_cohorts(spec)
     sampling = _sampling(spec, algorithm)
+    check_accountant(spec.privacy, sampling, spec.selection)
     if isinstance(spec.privacy, MatrixFactorization):
         scheduled(_selector(spec), sampling.clients)
     return with_privacy(algorithm, spec.privacy, size=sampling.size, clients=sampling.clients, steps=spec.local_steps)

@@ -26,6 +26,7 @@ def structured(value: Any, depth: int = 0) -> Json:
 
     A dataclass or another object becomes `{"name": class, "fields": {...}}`, a tensor or array the hash of its content
     with shape and dtype, a function or class its qualified name. Objects of other kinds are described by their class.
+    A field that is marked as added is left out where it has its default: earlier versions did not record it.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -74,7 +75,9 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """
     kind, declared = type(value), set()
     if is_dataclass(value):
-        yield from ((f.name, getattr(value, f.name)) for f in fields(value) if f.compare)
+        for f in fields(value):
+            if f.compare and not (f.metadata.get("added") and getattr(value, f.name) == f.default):
+                yield f.name, getattr(value, f.name)
         if "__dataclass_fields__" in vars(kind):
             return
         declared = {f.name for f in fields(value)}
