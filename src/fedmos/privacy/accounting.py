@@ -18,7 +18,6 @@ from .sampling import sampling_of
 from .sums import Group, PrivateSums
 
 _MOST_NOISE = 1e6
-Accounting = Literal["rdp", "pld"]
 _MECHANISMS = ("Gaussian", "MatrixFactorization", "Local", "DiscreteGaussian")
 
 
@@ -34,7 +33,7 @@ def epsilon(
     bands: int = 16,
     parameters: int = 10**6,
     secure: Secure | None = None,
-    accountant: Accounting = "rdp",
+    accountant: Literal["rdp", "pld"] = "rdp",
 ) -> float:
     """Return the ε of a run.
 
@@ -82,7 +81,7 @@ def plan(
     bands: int = 16,
     parameters: int = 10**6,
     secure: Secure | None = None,
-    accountant: Accounting = "rdp",
+    accountant: Literal["rdp", "pld"] = "rdp",
 ) -> float:
     """Return the smallest noise multiplier with which a run stays within ε, up to 0.01 %.
 
@@ -120,7 +119,6 @@ def plan(
     secure = secure or Secure()
     run = _RunWithoutNoise(mechanism, delta, selection, clients, stateful, bands, parameters, secure, accountant)
     run.account(_MOST_NOISE)  # refuses what no noise helps
-
     return _least_noise(run, epsilon, rounds)
 
 
@@ -160,7 +158,7 @@ class _RunWithoutNoise(NamedTuple):
     bands: int
     parameters: int
     secure: Secure
-    accountant: Accounting
+    accountant: Literal["rdp", "pld"]
 
     def account(self, noise: float) -> Accountant:
         """Return the accountant of the run with this noise multiplier."""
