@@ -1,8 +1,10 @@
 """`fm.run` and its result."""
 
 import copy
+import gc
 import hashlib
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 import fedmos as fm
+from fedmos.run import build
 from helpers import fresh
 from helpers.federations import poisoned
 
@@ -443,3 +446,18 @@ def test_stored_samples_become_the_models_inputs(quick, digits):
     scores = result.model(digits.inputs(digits.test[0]))
     hits = (scores.argmax(1) == digits.test[1]).double().mean()
     assert float(hits) == pytest.approx(result.history[-1].accuracy)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_earlier_runs_are_freed_before_a_run_on_a_gpu(device):
+    class Node:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gc.disable()
+    try:
+        earlier = weakref.ref(Node())
+        build._free_earlier_runs(torch.device(device))
+        assert (earlier() is None) == (device == "cuda")
+    finally:
+        gc.enable()

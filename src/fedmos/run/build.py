@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import replace
 from functools import cache
@@ -131,6 +132,12 @@ def _balanced_positive(targets: Tensor) -> Tensor:
     return (1 - positive) / positive
 
 
+def _free_earlier_runs(device: torch.device) -> None:
+    """Free the GPU memory of runs that have ended: their objects refer to each other, so Python keeps them for a while."""
+    if device.type == "cuda":
+        gc.collect()
+
+
 def prepare_task(spec: RunSpec, device_cache: DeviceCache | None, served: bool = False) -> Task:
     """Move model and data to the device, and check that the options fit together and the model fits the data.
 
@@ -140,6 +147,7 @@ def prepare_task(spec: RunSpec, device_cache: DeviceCache | None, served: bool =
         served: whether clients elsewhere train, and nothing changes the given model.
     """
     device = find_device(spec.device)
+    _free_earlier_runs(device)
     check_precision(spec.precision, spec.dtype, device)
     check_declaration(spec.composed_algorithm)
     check_parts(spec)

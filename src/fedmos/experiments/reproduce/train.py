@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -148,8 +147,6 @@ class PartTrainer:
             )
         )
         self._records.write()
-        del results
-        gc.collect()  # CUDA graphs are in reference cycles
         if all(record["ended"] != "cut off" for record in added):
             return True
         if not self._deadline.passed:  # the user pressed Ctrl-C
