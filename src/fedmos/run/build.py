@@ -133,7 +133,7 @@ def _balanced_positive(targets: Tensor) -> Tensor:
 
 
 def _free_earlier_runs(device: torch.device) -> None:
-    """Free the GPU memory of runs that have ended: their objects refer to each other, so Python keeps them for a while."""
+    """Free the GPU memory of runs that have ended. Their objects are in cycles, which Python keeps for a while."""
     if device.type == "cuda":
         gc.collect()
 
