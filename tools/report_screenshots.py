@@ -14,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from PIL import Image  # noqa: E402
+
 from helpers.browser import Browser, browser  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
@@ -47,8 +49,15 @@ def shoot(chromium: Browser, page: Path, size: tuple[int, int], scheme: str, act
     """Open the page in a window, do something in it, and write what it shows."""
     chromium.open(page, *size, dark=scheme == "dark")
     assert chromium.ask(actions)["faults"] == []
-    file = IMAGES / f"report-{name}.png"
+    save(chromium, f"report-{name}")
+
+
+def save(chromium: Browser, name: str) -> None:
+    """Write what the window shows as an image of the documentation, with at most 256 colours."""
+    file = IMAGES / f"{name}.png"
     chromium.screenshot(file)
+    with Image.open(file) as image:
+        image.convert("RGB").quantize(256, kmeans=1, dither=Image.Dither.NONE).save(file, optimize=True)
     print(f"{file.relative_to(ROOT)}: {file.stat().st_size / 1000:.0f} kB")
 
 

@@ -46,9 +46,10 @@ window.addEventListener("unhandledrejection", (e) => faults.push("rejected: " + 
 document.addEventListener("securitypolicyviolation", (e) => faults.push("policy: " + e.blockedURI + " " + e.violatedDirective));
 for (const level of ["error", "warn"]) console[level] = (...words) => faults.push(level + ": " + words.join(" "));
 """
+_FIGURES_DRAWN = "document.documentElement.dataset.drawn"
 _QUESTIONS = """(async () => {
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-  const settled = async () => { do await pause(20); while (!document.documentElement.dataset.drawn); };
+  const settled = async () => { do await pause(20); while (!(%s)); };
   const answer = {};
   try {
     await settled();
@@ -83,9 +84,11 @@ class Browser:
         os.close(commands)
         os.close(replies)
         self._number, self._unread, self._session = 0, b"", None
+        self._events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
+        self.call("Network.enable")
         self.call("Page.addScriptToEvaluateOnNewDocument", source=_COLLECT_FAULTS)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -108,8 +111,11 @@ class Browser:
             block = os.read(self._replies, 1 << 20)
             assert block, "Chromium has ended"
             self._unread += block
-        message, self._unread = self._unread.split(b"\0", 1)
-        return json.loads(message)
+        block, self._unread = self._unread.split(b"\0", 1)
+        message = json.loads(block)
+        if message.get("method", "").startswith("Network."):
+            self._events.append(message)
+        return message
 
     def open(self, page: Path, width: int = 1280, height: int = 800, dark: bool = False) -> None:
         """Open a page in a window of the given size."""
@@ -117,16 +123,26 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self._events.clear()
         self.call("Page.navigate", url=page.resolve().as_uri())
         while True:
             event = self._read()
             if event.get("method") == "Page.loadEventFired":
                 return
 
-    def ask(self, questions: str) -> dict[str, Any]:
-        """Run JavaScript once the figures are drawn; return what it puts into `answer`, and the page's errors."""
-        found = self.call("Runtime.evaluate", expression=_QUESTIONS % questions, awaitPromise=True, returnByValue=True)
+    def ask(self, questions: str, ready: str = _FIGURES_DRAWN) -> dict[str, Any]:
+        """Run JavaScript once the condition `ready` holds; return what it puts into `answer`, and the page's errors."""
+        expression = _QUESTIONS % (ready, questions)
+        found = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         return json.loads(found["result"]["value"])
+
+    def bad_requests(self) -> list[str]:
+        """Return the requests of the open page that have failed or that need the network."""
+        sent = [event["params"] for event in self._events if event["method"] == "Network.requestWillBeSent"]
+        failed = [event["params"] for event in self._events if event["method"] == "Network.loadingFailed"]
+        urls = {one["requestId"]: one["request"]["url"] for one in sent}
+        remote = [f"needs the network: {url}" for url in urls.values() if url.startswith(("http:", "https:"))]
+        return remote + [f"{one['errorText']}: {urls.get(one['requestId'])}" for one in failed]
 
     def screenshot(self, file: Path, height: int | None = None) -> None:
         """Write what the window shows, or its first `height` pixels of the page, as PNG."""

@@ -18,6 +18,8 @@ from pathlib import Path
 
 BLOCK = re.compile(r"^```mermaid\n(.*?)^```$", re.S | re.M)
 FOLDER = "images/diagrams"
+READABLE = 0.6
+"""The smallest scale of a drawing; wider ones scroll."""
 
 
 def name(text: str) -> str:
@@ -33,7 +35,8 @@ def with_drawings(markdown: str, uri: str, docs: Path) -> str:
         if not file.exists():
             return f"```text\n{match[1]}```"
         place = posixpath.relpath(f"{FOLDER}/{file.name}", posixpath.dirname(uri) or ".")
-        return f"![Diagram]({place}){{ .diagram }}"
+        width = re.findall(r' width="([\d.]+)"', file.read_text("utf-8"))[0]
+        return f'![Diagram]({place}){{ .diagram style="min-width: {READABLE * float(width):.0f}px" }}'
 
     return BLOCK.sub(drawing, markdown)
 
