@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedmos as fm
-from fedmos.engine import executor
+from fedmos.engine import executor, merged_runs
 from fedmos.engine.execution_plan import ExecutionPlan
 from fedmos.engine.similar_steps import round_up, similar_steps
 
@@ -143,3 +143,19 @@ def test_few_numbers_of_steps_are_captured(monkeypatch, job):
     needed = {2 * -(-max(SIZES[i] for i in record["cohort"]) // 4) for record in records}
     assert steps == {min(round_up(n), 60) for n in needed}
     assert steps - needed
+
+
+@pytest.mark.parametrize(("steps", "together"), [({"local_epochs": 1}, 1), ({"local_steps": 3}, 2)], ids=str)
+def test_runs_whose_clients_train_in_groups_are_not_merged(monkeypatch, steps, together):
+    make, merged = merged_runs.MergedRuns.__init__, []
+
+    def noting(self, runs, evaluator) -> None:
+        merged.append(len(runs))
+        make(self, runs, evaluator)
+
+    monkeypatch.setattr(merged_runs.MergedRuns, "__init__", noting)
+    clients = [(torch.randn(n, 6), torch.zeros(n, dtype=torch.int64)) for n in SIZES]
+    shared = {"model": torch.nn.Linear(6, 3), "data": fm.FederatedData.from_arrays(clients), "selection": fm.Full()}
+    shared |= {"algorithm": fm.FedAvg(lr=0.1), "rounds": 1, "batch_size": 4, "engine": "batched", "device": "cpu"}
+    fm.run_many([{"seed": 0}, {"seed": 1}], progress=False, **steps, **shared)
+    assert max(merged) == together

@@ -31,6 +31,7 @@ from .job import Job, JobResult, pad_job
 from .local_backend import LocalBackend
 from .merge_requests import EvaluationRequest, JobRequest, ReadRequest, RequestQueue, Rounds, WorkRequest
 from .round_results import DivergenceError
+from .similar_steps import may_gain
 from .state import FederatedState
 from .task import Task
 from .work_queue import read_values
@@ -49,6 +50,8 @@ def merge_key(state: FederatedState) -> Hashable:
     if plan.engine == "loop" or task.model.mixes_in_evaluation:  # merged runs are evaluated in other batches
         return None
     data, model = task.data, task.model
+    if not plan.fixed_shapes and task.local_steps is None and may_gain(task.steps(data.sizes)):
+        return None  # alone, clients train in groups
     if any(len(shape) > 1 and shape[-1] == model.size for shape in state.declaration.message.values()):
         return None  # clients of one run share a matrix (n, D) of the message; those of several cannot
     key = (

@@ -20,6 +20,12 @@ def round_up(n: int) -> int:
     return -(n // -step) * step
 
 
+def may_gain(steps: Tensor) -> bool:
+    """Whether clients with these numbers of steps could train in much less time if none waited for another."""
+    M, most = len(steps), int(steps.max())
+    return most * (_STEP + M) > _LEAST_GAIN * (most * _STEP + int(steps.sum()))
+
+
 def similar_steps(steps: Tensor) -> list[Tensor] | None:
     """Divide clients into the groups that train in the least time, estimated from their numbers of steps.
 
@@ -35,14 +41,13 @@ def similar_steps(steps: Tensor) -> list[Tensor] | None:
         >>> similar_steps(torch.tensor([90, 5, 6, 4, 100, 5, 4, 6, 5, 5]))
         [tensor([0, 4]), tensor([1, 2, 3, 5, 6, 7, 8, 9])]
     """
-    M, most = len(steps), int(steps.max())
-    together = most * (_STEP + M)
-    if together <= _LEAST_GAIN * (most * _STEP + int(steps.sum())):
+    if not may_gain(steps):
         return None
+    M = len(steps)
     order = steps.argsort(descending=True, stable=True)
     sizes = [n for n in range(1, M + 1) if round_up(n) == n]
     time, first = _best_cuts(steps[order].tolist(), sizes)
-    if together <= _LEAST_GAIN * time:
+    if int(steps.max()) * (_STEP + M) <= _LEAST_GAIN * time:
         return None
     groups, end = [], M
     while end:
