@@ -31,7 +31,9 @@ def spent(selection: fm.Selector, noise: float, rounds: int, delta: float, accou
     return fm.privacy.epsilon(noise, **how)
 
 
-@pytest.mark.parametrize(("rate", "noise"), [(0.001, 0.6328), (0.02, 1.0), (0.3, 4.0), (0.9, 20.0)])
+@pytest.mark.parametrize(
+    ("rate", "noise"), [pytest.param(0.001, 0.6328, marks=pytest.mark.extended), (0.02, 1.0), (0.3, 4.0), (0.9, 20.0)]
+)
 def test_epsilon_is_that_of_dp_accounting(rate, noise):
     event, selection = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), fm.Bernoulli(rate=rate)
     for rounds in (1, 2, 60, 1500):
@@ -41,6 +43,7 @@ def test_epsilon_is_that_of_dp_accounting(rate, noise):
             assert found <= spent(selection, noise, rounds, delta, "rdp")
 
 
+@pytest.mark.extended
 def test_epsilon_without_amplification_is_that_of_dp_accounting():
     for rounds in (1, 300):
         for selection, noise, how in (
@@ -55,6 +58,7 @@ def test_epsilon_without_amplification_is_that_of_dp_accounting():
             assert found <= spent(selection, 5.0, rounds, 1e-5, "rdp", **how)
 
 
+@pytest.mark.extended
 def test_little_noise_has_a_coarser_grid():
     event = dp.PoissonSampledDpEvent(0.02, dp.GaussianDpEvent(0.25))
     losses = SampledGaussian(0.02, 0.25)
@@ -74,7 +78,10 @@ def test_epsilon_does_not_depend_on_what_was_asked_before():
     assert fresh.epsilon(40, 1e-16) == math.inf  # dp-accounting's, too: losses are truncated
 
 
-@pytest.mark.parametrize(("epsilon", "selection"), [(4.0, fm.Bernoulli(rate=0.02)), (2.0, fm.Cyclic(m=20))])
+@pytest.mark.parametrize(
+    ("epsilon", "selection"),
+    [pytest.param(4.0, fm.Bernoulli(rate=0.02), marks=pytest.mark.extended), (2.0, fm.Cyclic(m=20))],
+)
 def test_the_planned_noise_is_the_least(epsilon, selection):
     how = {"rounds": 50, "delta": 1e-5, "selection": selection, "clients": N}
     noise = fm.privacy.plan(epsilon, accountant="pld", **how)
