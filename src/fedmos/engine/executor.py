@@ -94,8 +94,9 @@ class JobExecutor:
 
     def _groups(self, job: Job) -> list[Tensor] | None:
         """Return positions of clients that train in less time one group after another; None for all together."""
-        apart = self.plan.engine == "batched" and not self.plan.fixed_shapes
-        if not apart or job.phase != "train" or job.runs > 1 or self.task.local_steps:
+        if self.plan.engine == "loop" or self.plan.fixed_shapes or self.task.local_steps is not None:
+            return None
+        if job.phase != "train" or job.runs > 1:
             return None
         return similar_steps(self.task.steps(self.task.data.sizes[job.ids]))
 

@@ -48,12 +48,17 @@ class Graphs:
             body(*inputs)
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        cause: Exception | None = None
         try:
             # Other threads may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                outputs = body(*inputs)
+                try:
+                    outputs = body(*inputs)
+                except Exception as error:
+                    cause = error  # the end of a failed capture raises another one
+                    raise
         except (RuntimeError, CannotVectorise) as error:
-            cause = _first(error)
+            cause = cause or error
             if isinstance(cause, torch.OutOfMemoryError):
                 raise cause from None
             torch.cuda.synchronize(self._device)
@@ -71,10 +76,3 @@ class Graphs:
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """Return one stream per device: memory that is freed on a stream is used again on this stream only."""
     return torch.cuda.Stream(device)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return the error that made a capture fail; its end raises another one."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error

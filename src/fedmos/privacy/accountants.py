@@ -14,7 +14,7 @@ from ..selection.selector import Selector
 from .discrete import DiscreteGaussian, TooLittleNoise
 from .gaussian import Gaussian
 from .local import Local
-from .loss_distributions import sampled_gaussian
+from .loss_distributions import SampledGaussian, sampled_gaussian
 from .matrix_factorization import MatrixFactorization, sensitivity
 from .mechanism import Mechanism
 from .participation import participation_of, scheduled
@@ -42,6 +42,11 @@ class _Spent(NamedTuple):
     orders: Any
     rdp: Any
 
+    def epsilon(self, rounds: int, delta: float) -> float:
+        """Return ε after so many rounds."""
+        with _quiet():
+            return float(_dp().rdp.compute_epsilon(self.orders, rounds * self.rdp, delta)[0])
+
 
 class RoundAccountant:
     """Composes the rounds of a run with independent noise.
@@ -57,41 +62,24 @@ class RoundAccountant:
 
     def __init__(self, sampling: CohortSampling, noise_multiplier: float, delta: float) -> None:
         self.sampling, self.delta = sampling, delta
-        self._round = None if noise_multiplier == 0 else _one_round(sampling.event, noise_multiplier)
+        self._round = None if noise_multiplier == 0 else self._one_round(noise_multiplier)
 
     def epsilon(self, rounds: int) -> float:
         """Return ε after so many rounds."""
         if rounds == 0:
             return 0.0
-        if self._round is None:
-            return math.inf
-        with _quiet():
-            found = _dp().rdp.compute_epsilon(self._round.orders, rounds * self._round.rdp, self.delta)
-        return float(found[0])
+        return math.inf if self._round is None else self._round.epsilon(rounds, self.delta)
+
+    def _one_round(self, noise_multiplier: float) -> _Spent | SampledGaussian:
+        """Return what a round spends."""
+        return _one_round(self.sampling.event, noise_multiplier)
 
 
-class LossAccountant:
-    """Composes the privacy loss distributions of rounds with Poisson sampling and independent noise.
+class LossAccountant(RoundAccountant):
+    """Composes the privacy loss distributions of rounds with Poisson sampling; see `RoundAccountant`."""
 
-    Args:
-        sampling: How cohorts are drawn.
-        noise_multiplier: The standard deviation of the noise over the bound of a client's contribution.
-        delta: The δ of the guarantee.
-
-    Raises:
-        ImportError: If `dp-accounting` is not installed.
-    """
-
-    def __init__(self, sampling: CohortSampling, noise_multiplier: float, delta: float) -> None:
-        self.sampling, self.delta = sampling, delta
-        rate = sampling.size / sampling.clients
-        self._losses = None if noise_multiplier == 0 else sampled_gaussian(rate, noise_multiplier)
-
-    def epsilon(self, rounds: int) -> float:
-        """Return ε after so many rounds."""
-        if rounds == 0:
-            return 0.0
-        return math.inf if self._losses is None else self._losses.epsilon(rounds, self.delta)
+    def _one_round(self, noise_multiplier: float) -> SampledGaussian:
+        return sampled_gaussian(self.sampling.size / self.sampling.clients, noise_multiplier)
 
 
 class RunAccountant:

@@ -95,3 +95,9 @@ def test_rounds_are_niid_benchs(method, engine):
     torch.testing.assert_close(
         result.params, _reference(method, reference, clients, (0.75, 0.25)), rtol=1e-4, atol=1e-5
     )
+
+
+def test_more_classes_than_there_are_is_refused():
+    most = len(set(LABELS.tolist()))
+    with pytest.raises(ValueError, match=f"Labels: 'classes' must be ≤ {most}, the number of classes, got {most + 1}"):
+        Labels(classes=most + 1).split(LABELS, 10, seed=0)

@@ -34,6 +34,8 @@ class Labels:
         """Divide the samples among clients; see `Partition.split`."""
         rng = generator(seed, Purpose.PARTITION)
         names, label = encode_labels(labels)
+        if self.classes > len(names):
+            raise ValueError(f"Labels: 'classes' must be ≤ {len(names)}, the number of classes, got {self.classes}")
         held = np.zeros((clients, len(names)), dtype=bool)
         for i, own in enumerate(held):
             first = i % len(names)
